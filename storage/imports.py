@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, ValidationError
 
 from engine.errors import StorageError
 from engine.text import read_json
@@ -49,7 +49,6 @@ MAX_UNPACKED = 512 << 20
 MAX_FOLDER = 60
 MAX_SETTINGS_CHARS = 65_536
 MAX_SETTINGS_DEPTH = 8
-M = TypeVar("M", bound=BaseModel)
 Text = InstanceOf[str]
 """A text as it was parsed."""
 Small = Annotated[int, Field(ge=0, lt=2**31)]
@@ -100,29 +99,24 @@ def _depth(value: object) -> int:
 
 
 class OwnMessage(Outside):
-    """A message in a file of Strata, version 1."""
+    """A message in a file of Strata, with its place in the tree of messages."""
 
     role: Role
     content: Text
     created: Time = Field(default_factory=time.time)
     pieces: Annotated[list[Piece], Field(fail_fast=True, max_length=MAX_PIECES)] | None = None
-
-
-class PlacedMessage(OwnMessage):
-    """A message in a file of Strata since version 2, with its place in the tree of messages."""
-
     parent: Annotated[int, Field(ge=0)] | None = None
     chosen: Small = 0
 
 
-class OwnFile(Outside, Generic[M]):
+class OwnFile(Outside):
     """A file of Strata, without the fields that name its format."""
 
     title: Title
     system_prompt: Text = ""
     settings: Annotated[dict[Any, Any], AfterValidator(_storable)] = {}
     created: Time = Field(default_factory=time.time)
-    messages: Annotated[list[M], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[OwnMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)]
     pinned: bool = False
     folder: Annotated[Text, AfterValidator(lambda folder: folder[:MAX_FOLDER])] = ""
 
@@ -325,23 +319,19 @@ def _read_ours(entry: dict[str, Any]) -> Export:
         raise not_imported(
             f"its format is {given}, and this program reads {FORMAT!r} 1 to {VERSION}"
         )
-    if version == 1:
-        found: OwnFile[Any] = _checked(OwnFile[OwnMessage], entry)
-    else:
-        found = _checked(OwnFile[PlacedMessage], entry)
+    if version == 1 and isinstance(items := entry.get("messages"), list):
+        places = ({"parent": n - 1 if n else None, "chosen": 0} for n in range(len(items)))
+        placed = zip(items, places, strict=True)
+        items = [each | place if isinstance(each, dict) else each for each, place in placed]
+        entry = entry | {"messages": items}
+    try:
+        found = OwnFile.model_validate(entry)
+    except ValidationError as error:
+        problem = problem_of(error, OwnFile).text.removesuffix(".")
+        raise not_imported(problem) from error
     messages = [ExportedMessage(**dict(each)) for each in found.messages]
-    if version == 1:
-        messages = [each._replace(parent=n - 1 if n else None) for n, each in enumerate(messages)]
     for number, each in enumerate(messages):
         if each.parent is not None and each.parent >= number:
             name = f"message {number + 1}"
             raise not_imported(f"the parent of {name} is not one of the messages before it")
     return Export(**dict(found) | {"messages": messages})
-
-
-def _checked(model: type[M], value: object) -> M:
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        problem = problem_of(error, model).text.removesuffix(".")
-        raise not_imported(problem) from error

@@ -193,15 +193,14 @@ class Api:
             "/v1/models": self.models,
             "/v1/models/{model:path}": self.model,
         }
+        posts: dict[str, Handler] = {
+            **{path: partial(self.completion, form) for path, form in FORMS.items()},
+            "/v1/messages/count_tokens": self.count_tokens,
+        }
         return [
-            *(Route(path, self.with_errors(get), methods=["GET"]) for path, get in gets.items()),
-            *(
-                Route(path, self.with_errors(partial(self.completion, form)), methods=["POST"])
-                for path, form in FORMS.items()
-            ),
-            Route(
-                "/v1/messages/count_tokens", self.with_errors(self.count_tokens), methods=["POST"]
-            ),
+            Route(path, self.with_errors(handler), methods=[method])
+            for method, handlers in (("GET", gets), ("POST", posts))
+            for path, handler in handlers.items()
         ]
 
     def with_errors(self, handler: Handler) -> Handler:

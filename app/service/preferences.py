@@ -7,8 +7,8 @@ Deletions can be undone until the program ends.
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import FailFast, Field, ValidationError
 
@@ -18,7 +18,7 @@ from app.service.pages import LimitedDict
 from assets import ASSETS
 from engine.errors import SettingError, StorageError, StrataError
 from engine.methods import USUAL, Method, method_named
-from engine.settings import Drafting, Generation, Sampling, shortened
+from engine.settings import Checked, Drafting, Generation, Sampling, shortened
 from engine.text import folded, read_json
 from storage.database import Database
 from storage.presets import MAX_NAME, PresetStore, StoredPreset
@@ -31,7 +31,7 @@ SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(Checked):
     """How to sample, how to draft, whether each answer gets a seed of its own, and whether it is
     checked in the background."""
 
@@ -55,34 +55,27 @@ class Preferences:
         return asdict(self)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Preferences":
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Read stored JSON values, which may come from anywhere. Raises SettingError for a value
         that is out of range, of another type or unknown."""
-        known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise SettingError(
-                    f"There is no setting named {shortened(name)}. The settings are: "
-                    f"{', '.join(known)}."
-                )
         drafting = mapping_of(values, "drafting")
         if "budget" not in drafting:
             # Kept before budgets were measured: these limited what every machine drafts.
             drafting.pop("nodes", None)
             drafting.pop("threshold", None)
-        method, fresh = values.get("method", USUAL.name), values.get("fresh_seed", True)
-        check = values.get("check", False)
-        if not isinstance(method, str) or not isinstance(fresh, bool):
+        parts = {"generation": generation_of(values), "drafting": Drafting.from_mapping(drafting)}
+        found = super(Preferences, cls).from_mapping({**values, **parts})
+        if not isinstance(found.method, str) or not isinstance(found.fresh_seed, bool):
             raise SettingError(
-                f"The method {shortened(method)} with the fresh seed {shortened(fresh)} cannot be "
-                "used. Give the name of a method, and true or false."
+                f"The method {shortened(found.method)} with the fresh seed "
+                f"{shortened(found.fresh_seed)} cannot be used. Give the name of a method, and "
+                "true or false."
             )
-        if not isinstance(check, bool):
+        if not isinstance(found.check, bool):
             raise SettingError(
-                f"Checking in the background cannot be {shortened(check)}. Give true or false."
+                f"Checking in the background cannot be {shortened(found.check)}. Give true or "
+                "false."
             )
-        drafts = Drafting.from_mapping(drafting)
-        found = cls(generation_of(values), method, drafts, fresh, check)
         found.chosen()
         return found
 

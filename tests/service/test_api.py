@@ -28,7 +28,8 @@ from engine.loaded import no_model
 from engine.settings import Generation, Sampling
 from storage.database import Database
 from storage.ngrams import ModelNgrams
-from tests.support.inside import on_toy, preferences, soon
+from tests.support.inside import Held, on_toy, preferences, soon
+from tests.support.inside import ask as answered
 from tests.support.served import Served, ask, served
 from tests.support.toy import ToyBackend
 
@@ -57,8 +58,7 @@ def answer_of_the_page(seed: int) -> str:
         chosen = replace(
             preferences(), generation=Generation(Sampling(0.8, seed=seed), 50), fresh_seed=False
         )
-        conversation = session.chat.say("local", None, "hello there")
-        *_, last = session.answering.answer("local", conversation, chosen)
+        _, last = answered(session, chosen=chosen)
         session.engine.close()
     return str(last.text)
 
@@ -92,23 +92,17 @@ def test_usage_comes_in_a_chunk_of_its_own(program: openai.OpenAI) -> None:
     last = chunks[-1]
     assert last.usage.completion_tokens == last.model_extra["timings"]["predicted_n"] > 10
     assert not any("timings" in (c.model_extra or {}) for c in chunks[:-1])
-    raw = [json.loads(line[6:]) for line in stream_lines(program) if line != "data: [DONE]"]
-    assert all(chunk["usage"] is None for chunk in raw[:-1])
 
 
-def stream_lines(program: openai.OpenAI) -> list[str]:
-    """A stream as it is sent."""
-    body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
-    with (
-        httpx.Client(timeout=60) as client,
-        client.stream(
-            "POST", f"{program.base_url}chat/completions", json={**body, "max_tokens": 4}
-        ) as response,
-    ):
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    return lines
+def test_every_chunk_but_the_last_says_that_it_has_no_usage(client: httpx.Client) -> None:
+    found = ask(
+        client, text="hi", max_tokens=4, stream=True, stream_options={"include_usage": True}
+    )
+    assert found.headers["content-type"].startswith("text/event-stream")
+    *lines, done = found.text.split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    usage = [json.loads(line.removeprefix("data: "))["usage"] for line in lines]
+    assert usage[:-1] == [None] * (len(usage) - 1) and usage[-1]["completion_tokens"] > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -149,14 +143,6 @@ def predicted(temperature: float, content: Any, stream: bool = False) -> tuple[s
         found.usage.completion_tokens / found.model_extra["strata"]["tokens_per_forward"]
     )
     return text, forwards, found.usage.completion_tokens_details
-
-
-@pytest.mark.parametrize(
-    "wrong", ["text", {"content": "text"}, {"type": "content"}, {"type": "content", "content": 5}]
-)
-def test_a_prediction_that_cannot_be_read_is_refused(client: httpx.Client, wrong: Any) -> None:
-    found = ask(client, messages=HELLO, prediction=wrong)
-    assert found.status_code == 400 and "prediction" in found.json()["error"]["message"]
 
 
 def test_stop_strings_end_an_answer_and_are_not_said(program: openai.OpenAI) -> None:
@@ -578,20 +564,6 @@ def test_nothing_else_is_there(client: httpx.Client, path: str) -> None:
 # a model that takes its time
 
 
-class Held(ToyBackend):
-    """Steps as long as it is let go; remembers how many forwards were asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go, self.steps = threading.Event(), [0]
-
-    def score(self, *arguments: Any) -> Any:
-        self.steps[0] += 1
-        if self.steps[0] > 2:
-            assert self.go.wait(30)
-        return super().score(*arguments)
-
-
 WAITS: dict[str, Any] = {"max_tokens": 5, "seed": 1, "speculative": False}
 """A request whose answer does not end before the third step, where it is held."""
 
@@ -599,9 +571,19 @@ WAITS: dict[str, Any] = {"max_tokens": 5, "seed": 1, "speculative": False}
 @pytest.fixture
 def held() -> Iterator[tuple[Served, Held]]:
     model = Held()
+    model.allow(2)
     with served(model) as server:
         yield server, model
-        model.go.set()
+        model.allow()
+
+
+def reached(model: Held) -> bool:
+    """Whether it is held in the third step."""
+    return soon(lambda: model.allowed[0] == 0)
+
+
+FEW = 200
+"""More forwards than a stopped answer makes."""
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -616,13 +598,11 @@ def test_a_program_that_leaves_ends_its_answer(
     first = threading.Thread(target=lambda: ask(blocker, text="first", **WAITS))
     if waits:
         first.start()
-        assert soon(lambda: model.steps[0] == 3)
-    url = httpx.URL(server.address)
-    with socket.create_connection((url.host, url.port)) as raw:
-        body = json.dumps({"messages": HELLO, **WAITS, "max_tokens": 3000, "stream": stream})
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
-        raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        assert soon(lambda: len(queue.waiting) == 1 if waits else model.steps[0] == 3)
+        assert reached(model)
+    body = json.dumps({"messages": HELLO, **WAITS, "max_tokens": 3000, "stream": stream}).encode()
+    with connected(server) as raw:
+        raw.sendall(post_head(server, len(body)) + body)
+        assert soon(lambda: len(queue.waiting) == 1) if waits else reached(model)
     if waits:
         assert soon(lambda: not queue.waiting)
         assert queue.running, "the other goes on"
@@ -631,14 +611,13 @@ def test_a_program_that_leaves_ends_its_answer(
         assert soon(
             lambda: any(each.stop.is_set() for tasks in [*known.values()] for each in tasks)
         )
-        model.go.set()
-        assert soon(lambda: not queue.running)
-        assert model.steps[0] < 200
+        model.allow(FEW)
+        assert soon(lambda: not queue.running) and model.allowed[0] > 0
         # Both are counted a moment after the model is free.
         assert soon(lambda: server.session.programs.asking == {})
         aborted = 'finished_reason="abort"} 1'
         assert soon(lambda: aborted in httpx.get(f"{server.address}/metrics", timeout=60).text)
-    model.go.set()
+    model.allow()
     if waits:
         first.join(30)
     blocker.close()
@@ -666,9 +645,8 @@ def test_a_stream_that_never_begins_ends_its_answer_too(held: tuple[Served, Held
             await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, send, send)
 
     asyncio.run(asked())
-    model.go.set()
-    assert soon(lambda: not server.session.programs.asking)
-    assert model.steps[0] < 200
+    model.allow(FEW)
+    assert soon(lambda: not server.session.programs.asking) and model.allowed[0] > 0
 
 
 def post_head(server: Served, length: int) -> bytes:
@@ -753,7 +731,7 @@ def test_who_asks_too_often_must_retry_later_and_openai_s_client_does(
             )
             refused = re.compile(r'status="429"} ([3-9]|\d\d)')
             assert soon(lambda: bool(refused.search(client.get("/metrics").text)))
-            model.go.set()
+            model.allow()
             assert later.result().choices[0].message.content is not None
         assert {each.result().status_code for each in futures} == {200}
 
@@ -792,12 +770,12 @@ def test_a_stream_that_waits_begins_and_says_that_it_lives(
     monkeypatch.setattr(routes, "QUIET_SECONDS", 0.05)
     with server.client() as client, ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, client, text="hi", **WAITS)
-        assert soon(lambda: model.steps[0] == 3)
+        assert reached(model)
         body = {"messages": HELLO, "stream": True, "max_tokens": 2}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.iter_lines()
             assert next(lines) == ": waiting"
-            model.go.set()
+            model.allow()
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert first.result().status_code == 200
 

@@ -27,6 +27,7 @@ FUNCTION = {"name": "run", "description": "Runs a command.", "parameters": PARAM
 TOOL = {"type": "function", "function": FUNCTION}
 FLAT = {"type": "function", **FUNCTION, "strict": False}
 CACHED = {"cache_control": {"type": "ephemeral"}}
+PATCH = "*** Begin Patch\n*** End Patch"
 COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 
@@ -42,11 +43,32 @@ def text(content: str, kind: str = "text", **more: Any) -> dict[str, Any]:
     return {"type": kind, "text": content, **more}
 
 
-def called(**more: Any) -> dict[str, Any]:
+def say(role: str, *content: Any, **more: Any) -> dict[str, Any]:
+    """A message: its content is a text, or a list of parts."""
+    whole = content[0] if len(content) == 1 and not isinstance(content[0], dict) else [*content]
+    return {"role": role, "content": whole, **more}
+
+
+def called(content: str | None = "I look.", **more: Any) -> dict[str, Any]:
     """The assistant's message with a call, as it is sent back."""
     function = {"name": "run", "arguments": '{"command":"ls"}'}
     calls = [{"id": "call_1", "type": "function", "function": function}]
-    return {"role": "assistant", "content": "I look.", "tool_calls": calls, **more}
+    return say("assistant", content, tool_calls=calls, **more)
+
+
+def returned(*content: Any) -> dict[str, Any]:
+    return say("tool", *content, tool_call_id="call_1")
+
+
+def item(type: str, **more: Any) -> dict[str, Any]:
+    """An item of a request to /v1/responses; it belongs to a call if it has a `call` number."""
+    call = {"call_id": f"call_{more.pop('call')}"} if "call" in more else {}
+    return {"type": type, **call, **more}
+
+
+def spoken(role: str, content: str, **more: Any) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return item("message", role=role, content=[text(content, kind)], **more)
 
 
 @dataclass(frozen=True)
@@ -66,54 +88,25 @@ class Client:
         return client.post(self.path, json=body, headers=self.headers)
 
 
+LISTED = {"command": ["ls"], "timeout_ms": None}
+USAGE = {"stream_options": {"include_usage": True}}
+STRICT = {"type": "function", "function": {**FUNCTION, "strict": True}}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
 CLIENTS = {
     "Codex": Client(
         [
-            {
-                "type": "message",
-                "role": "developer",
-                "content": [text("<permissions>", "input_text")],
-            },
-            {"type": "message", "role": "user", "content": [text("<environment>", "input_text")]},
-            {"type": "message", "role": "user", "content": [text("List it.", "input_text")]},
-            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAA"},
-            {"type": "web_search_call", "status": "completed", "action": {"type": "other"}},
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [text("I look.", "output_text")],
-                "phase": "commentary",
-            },
-            {
-                "type": "function_call",
-                "name": "run",
-                "arguments": '{"command":"ls"}',
-                "call_id": "call_1",
-            },
-            {"type": "function_call_output", "call_id": "call_1", "output": "one.txt"},
-            {
-                "type": "custom_tool_call",
-                "status": "completed",
-                "call_id": "call_2",
-                "name": "apply_patch",
-                "input": "*** Begin Patch\n*** End Patch",
-            },
-            {
-                "type": "custom_tool_call_output",
-                "call_id": "call_2",
-                "output": [text("patched", "input_text")],
-            },
-            {
-                "type": "local_shell_call",
-                "call_id": "call_3",
-                "status": "completed",
-                "action": {"type": "exec", "command": ["ls"], "timeout_ms": None},
-            },
-            {
-                "type": "function_call_output",
-                "call_id": "call_3",
-                "output": [text("2 files", "input_text")],
-            },
+            spoken("developer", "<permissions>"),
+            spoken("user", "<environment>"),
+            spoken("user", "List it."),
+            item("reasoning", summary=[], content=None, encrypted_content="gAAA"),
+            item("web_search_call", status="completed", action={"type": "other"}),
+            spoken("assistant", "I look.", phase="commentary"),
+            item("function_call", call=1, name="run", arguments='{"command":"ls"}'),
+            item("function_call_output", call=1, output="one.txt"),
+            item("custom_tool_call", call=2, name="apply_patch", input=PATCH, status="completed"),
+            item("custom_tool_call_output", call=2, output=[text("patched", "input_text")]),
+            item("local_shell_call", call=3, status="completed", action={"type": "exec", **LISTED}),
+            item("function_call_output", call=3, output=[text("2 files", "input_text")]),
         ],
         {
             "instructions": "You are a coding agent.",
@@ -123,12 +116,7 @@ CLIENTS = {
                 {"type": "web_search", "external_web_access": False},
                 {"type": "image_generation", "output_format": "png"},
                 {"type": "namespace", "name": "mcp__x", "description": "", "tools": [FLAT]},
-                {
-                    "type": "custom",
-                    "name": "apply_patch",
-                    "description": "Edits files.",
-                    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
-                },
+                {"type": "custom", "name": "apply_patch", "description": "", "format": GRAMMAR},
             ],
             "tool_choice": "auto",
             "parallel_tool_calls": True,
@@ -146,127 +134,74 @@ CLIENTS = {
     ),
     "VS Code": Client(
         [
-            {"role": "system", "content": "You help.", "copilot_cache_control": {"type": "x"}},
-            {"role": "user", "content": [text("List it.", copilot_cache_control={"type": "x"})]},
+            say("system", "You help.", copilot_cache_control={"type": "x"}),
+            say("user", text("List it.", copilot_cache_control={"type": "x"})),
             called(cot_id="c1", cot_summary="I think.", reasoning_opaque="x"),
-            {"role": "tool", "tool_call_id": "call_1", "content": [text("2 files")]},
+            returned(text("2 files")),
         ],
-        {
-            "temperature": 0.1,
-            "top_p": 1,
-            "n": 1,
-            "tools": [TOOL],
-            "tool_choice": "auto",
-            "stream_options": {"include_usage": True},
-            "intent": False,
-            "snippy": {"enabled": False},
-        },
+        {"temperature": 0.1, "top_p": 1, "n": 1, "tools": [TOOL], "tool_choice": "auto"}
+        | {"intent": False, "snippy": {"enabled": False}, **USAGE},
         headers={"api-key": "any", "x-initiator": "agent"},
     ),
     "Cline": Client(
         [
-            {"role": "system", "content": "You are a coding agent."},
-            {"role": "user", "content": [text("<task>List it.</task>"), text("<details/>")]},
-            called(content=None, reasoning_details=[{"type": "reasoning.text", "text": "x"}]),
-            {"role": "tool", "tool_call_id": "call_1", "content": "2 files"},
-            {"role": "user", "content": [text("<details/>")]},
+            say("system", "You are a coding agent."),
+            say("user", text("<task>List it.</task>"), text("<details/>")),
+            called(None, reasoning_details=[{"type": "reasoning.text", "text": "x"}]),
+            returned("2 files"),
+            say("user", text("<details/>")),
         ],
-        {
-            "temperature": 0,
-            "reasoning_effort": "none",
-            "stream_options": {"include_usage": True},
-            "tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}],
-            "tool_choice": "auto",
-        },
+        {"temperature": 0, "reasoning_effort": "none", "tools": [STRICT], "tool_choice": "auto"}
+        | USAGE,
         headers={"http-referer": "https://cline.bot", "x-title": "Cline"},
     ),
     "Roo": Client(
         [
-            {"role": "system", "content": [text("You are a coding agent.", **CACHED)]},
-            {"role": "user", "content": [text("<task>List it.</task>", **CACHED)]},
+            say("system", text("You are a coding agent.", **CACHED)),
+            say("user", text("<task>List it.</task>", **CACHED)),
             called(),
-            {"role": "tool", "tool_call_id": "call_1", "content": "2 files<details/>"},
+            returned("2 files<details/>"),
         ],
-        {
-            "temperature": 0,
-            "stream_options": {"include_usage": True},
-            "reasoning_effort": "medium",
-            "tools": [TOOL],
-            "tool_choice": "auto",
-            "parallel_tool_calls": False,
-            "max_completion_tokens": 2048,
-        },
+        {"temperature": 0, "reasoning_effort": "medium", "tools": [TOOL], "tool_choice": "auto"}
+        | {"parallel_tool_calls": False, "max_completion_tokens": 2048, **USAGE},
     ),
     "Continue": Client(
         [
-            {"role": "system", "content": "<important_rules>"},
-            {"role": "user", "content": "List it."},
-            called(content=" "),
-            {"role": "tool", "tool_call_id": "call_1", "content": "2 files"},
+            say("system", "<important_rules>"),
+            say("user", "List it."),
+            called(" "),
+            returned("2 files"),
         ],
-        {
-            "max_tokens": 2048,
-            "temperature": 0.5,
-            "presence_penalty": 0,
-            "frequency_penalty": 0.0,
-            "stream_options": {"include_usage": True},
-            "tools": [{"type": "function", "function": FUNCTION, "displayTitle": "Run"}],
-            "parallel_tool_calls": False,
-        },
+        {"max_tokens": 2048, "temperature": 0.5, "presence_penalty": 0, "frequency_penalty": 0.0}
+        | {"tools": [{**TOOL, "displayTitle": "Run"}], "parallel_tool_calls": False, **USAGE},
         headers={"api-key": "any", "x-api-key": "any"},
     ),
     "Zed": Client(
         [
-            {"role": "system", "content": "You are a coding agent."},
-            {"role": "user", "content": [text("List "), text("it.")]},
+            say("system", "You are a coding agent."),
+            say("user", text("List "), text("it.")),
             called(reasoning_content="I think."),
-            {"role": "tool", "tool_call_id": "call_1", "content": [text("2 files")]},
+            returned(text("2 files")),
         ],
-        {
-            "stream_options": {"include_usage": True},
-            "temperature": 1.0,
-            "max_completion_tokens": 2048,
-            "parallel_tool_calls": True,
-            "prompt_cache_key": "thread",
-            "tools": [TOOL],
-            "tool_choice": "auto",
-        },
+        {"temperature": 1.0, "max_completion_tokens": 2048, "parallel_tool_calls": True}
+        | {"prompt_cache_key": "thread", "tools": [TOOL], "tool_choice": "auto", **USAGE},
     ),
     "Zed, by responses": Client(
         [
-            {"type": "message", "role": "system", "content": [text("You help.", "input_text")]},
-            {"type": "message", "role": "user", "content": [text("List it.", "input_text")]},
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [text("I look.", "output_text", annotations=[])],
-            },
-            {"type": "function_call", "call_id": "c", "name": "run", "arguments": ""},
-            {"type": "function_call_output", "call_id": "c", "output": "2 files"},
+            spoken("system", "You help."),
+            spoken("user", "List it."),
+            spoken("assistant", "I look."),
+            item("function_call", call=1, name="run", arguments=""),
+            item("function_call_output", call=1, output="2 files"),
         ],
-        {
-            "temperature": 1.0,
-            "parallel_tool_calls": False,
-            "tool_choice": "auto",
-            "tools": [{"type": "function", **FUNCTION}],
-            "reasoning": {"effort": "medium", "summary": "auto"},
-        },
+        {"temperature": 1.0, "parallel_tool_calls": False, "tool_choice": "auto"}
+        | {"tools": [FLAT], "reasoning": {"effort": "medium", "summary": "auto"}},
         path=RESPONSES,
     ),
     "Open WebUI": Client(
-        [
-            {"role": "system", "content": "You help."},
-            {"role": "user", "content": [text("List it.")]},
-            called(),
-            {"role": "tool", "tool_call_id": "call_1", "content": "2 files"},
-        ],
-        {
-            "stream_options": {"include_usage": True},
-            "tools": [{"type": "function", "function": {**FUNCTION, "type": "function"}}],
-            "metadata": {"chat_id": "1"},
-            "reasoning_effort": None,
-            "stop": None,
-        },
+        [say("system", "You help."), say("user", text("List it.")), called(), returned("2 files")],
+        {"tools": [{"type": "function", "function": {**FUNCTION, "type": "function"}}]}
+        | {"metadata": {"chat_id": "1"}, "reasoning_effort": None, "stop": None, **USAGE},
         headers={"x-openwebui-user-name": "ann"},
     ),
 }
@@ -328,7 +263,8 @@ def test_what_codex_called_without_a_schema_is_read_again(
     client: httpx.Client, backend: Scripted
 ) -> None:
     events(CLIENTS["Codex"].send(client))
-    patch = json.dumps({"input": "*** Begin Patch\n*** End Patch"})
+    assert "<|system|>You are a coding agent.\n\n<permissions>" in backend.prompts[-1]
+    patch = json.dumps({"input": PATCH})
     assert f'{{"name": "apply_patch", "arguments": {patch}}}' in backend.prompts[-1]
     assert '{"name": "local_shell", "arguments": {"type": "exec", "' in backend.prompts[-1]
     assert "<tool_response>apply_patch: patched</tool_response>" in backend.prompts[-1]
@@ -340,12 +276,12 @@ def test_cline_without_tools_writes_its_calls_as_text(
     """Stop strings and XML of its own making stay text, whatever the model can call."""
     sent = Client(
         [
-            {"role": "system", "content": "Write <read_file><path>P</path></read_file> to read P."},
-            {"role": "user", "content": [text("<task>Read it.</task>"), text("<details/>")]},
-            {"role": "assistant", "content": "<read_file>\n<path>a</path>\n</read_file>"},
-            {"role": "user", "content": [text("[read_file for 'a'] Result:"), text("1 | x")]},
+            say("system", "Write <read_file><path>P</path></read_file> to read P."),
+            say("user", text("<task>Read it.</task>"), text("<details/>")),
+            say("assistant", "<read_file>\n<path>a</path>\n</read_file>"),
+            say("user", text("[read_file for 'a'] Result:"), text("1 | x")),
         ],
-        {"temperature": 0, "max_tokens": 64, "stream_options": {"include_usage": True}},
+        {"temperature": 0, "max_tokens": 64, **USAGE},
     )
     assert dict(of_completions(events(sent.send(client)))) == {"text": "Nothing to run."}
     prompt = backend.prompts[-1]
@@ -369,32 +305,3 @@ def test_continue_completes_code_by_text() -> None:
         choices = [part["choices"][0] for part in events(client.post("/v1/completions", json=body))]
     assert "".join(choice["text"] for choice in choices)
     assert choices[-1]["finish_reason"] in ("stop", "length")
-
-
-@pytest.mark.parametrize(
-    ("more", "param", "words"),
-    [
-        ({"tool_choice": {"type": "custom", "name": "apply_patch"}}, "tool_choice", "none of the"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice", "cannot be"),
-        (
-            {"tools": [{"type": "custom", "name": "a", "format": {"type": "x"}}]},
-            "tools[0].format",
-            "'text' or 'grammar'",
-        ),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type", "Give"),
-        ({"input": [{"type": "custom_tool_call", "name": "a"}]}, "input[0]", "the call_id"),
-        ({"input": [{"type": "custom_tool_call", "call_id": "a"}]}, "input[0]", "needs a name"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content",
-            "no images",
-        ),
-    ],
-)
-def test_what_would_change_an_answer_of_codex_is_refused(
-    client: httpx.Client, more: dict[str, Any], param: str, words: str
-) -> None:
-    body = {"input": "Hi", "tools": [FLAT], **more}
-    found = client.post(RESPONSES, json=body)
-    error = found.json()["error"]
-    assert (found.status_code, error["param"]) == (400, param) and words in error["message"]

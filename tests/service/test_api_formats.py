@@ -103,32 +103,6 @@ def test_what_demands_nothing_changes_nothing(
     assert content(client, **nothing, max_tokens=30) == content(client, max_tokens=30)
 
 
-WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"guided_json": {"type": "objct"}}, "guided_json", "objct"),
-    ({"json_schema": {"properties": {"a": {"not": {}}}}}, "json_schema", "not"),
-    ({"guided_regex": "[a-"}, "guided_regex", "unclosed character class"),
-    ({"grammar": "root :="}, "grammar", "Expected ::="),
-    ({"guided_json": "{"}, "guided_json", "column 1"),
-    ({"guided_json": 5}, "guided_json", "Give a JSON schema"),
-    ({"guided_choice": [1]}, "guided_choice", "Give a list of texts"),
-    ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
-    ({"response_format": "json"}, "response_format", "Give an object"),
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex and guided"),
-    ({"guided_json": {"$ref": "http://example.com/a"}}, "guided_json", "example.com"),
-    ({"guided_json": {"enum": [f"v{n}" for n in range(20_000)]}}, "guided_json", "too big"),
-]
-
-
-@pytest.mark.parametrize(("body", "name", "told"), WRONG, ids=[str(b)[:50] for b, *_ in WRONG])
-def test_a_format_that_cannot_be_used_is_refused_with_its_fault(
-    client: httpx.Client, body: dict[str, Any], name: str, told: str
-) -> None:
-    reply = ask(client, text="hello", **body)
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert error["param"] == name and told in error["message"], error
-
-
 def test_a_stream_and_the_probabilities_of_its_tokens(client: httpx.Client) -> None:
     body = SPELLINGS[0] | {"logprobs": True, "top_logprobs": 5, "seed": 3, "temperature": 0.9}
     reply = ask(client, text="hello there", **body).json()["choices"][0]
@@ -169,13 +143,6 @@ def test_responses_have_formats_too(program: openai.OpenAI) -> None:
         model="toy", input="who?", text_format=Person, temperature=0.7, max_output_tokens=400
     )
     assert found.output_parsed is not None and found.output_parsed.age in (30, 31)
-
-
-def test_a_format_cannot_be_combined_with_tools(client: httpx.Client) -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
-    reply = ask(client, text="hello", tools=[tool], guided_regex="a")
-    error = reply.json()["error"]
-    assert reply.status_code == 400 and error["param"] == "tools" and "combined" in error["message"]
 
 
 def test_the_given_beginning_of_an_answer_counts(client: httpx.Client) -> None:

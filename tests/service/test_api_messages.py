@@ -29,10 +29,6 @@ def script(prompt: str) -> str:
     return f"{THOUGHT}I look it up.\n{CALL}" if "get_weather" in prompt else "Ask a STOP b END c"
 
 
-BROKEN = {"type": "json_schema", "schema": {"type": 1}}
-FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
-
-
 class City(pydantic.BaseModel):
     name: Literal["Paris", "Rome"]
     capital: bool
@@ -165,47 +161,6 @@ def test_the_key_may_come_in_a_header_of_its_own() -> None:
         body: Any = raised.value.body
         assert body["type"] == "error" and body["error"]["type"] == "authentication_error"
         assert "x-api-key" in body["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"tools": [WEATHER], "tool_choice": {"type": "must"}}, "'any'"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "demands 'f', which is none of the tools"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "tool"}},
-            "needs the name of one of the tools",
-        ),
-        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": ""}}, "needs the name"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no images"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "an id and a name"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
-                ]
-            },
-            "has the id 'x'",
-        ),
-        ({"model": "claude-sonnet"}, "There is no model"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
-        ({"thinking": {"type": "often"}}, "'enabled', 'adaptive' or 'disabled'"),
-        ({"output_config": {"format": {"type": "xml"}}}, "'json_schema'"),
-        ({"output_config": {"format": BROKEN}}, "cannot be"),
-        ({"output_config": {"format": FORMAT}, "tools": [WEATHER]}, "cannot be combined"),
-        ({"output_config": {"effort": "huge"}}, "'low'"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_anthropic_s_form(
-    client: httpx.Client, more: dict[str, Any], words: str
-) -> None:
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        found = client.post(path, json=given(**more))
-        assert found.status_code in (400, 404) and found.json()["type"] == "error"
-        error = found.json()["error"]
-        assert words in error["message"]
-        assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
 def test_requests_of_claude_code_are_answered(client: httpx.Client, backend: Scripted) -> None:

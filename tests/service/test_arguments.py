@@ -86,6 +86,11 @@ def test_a_given_password_is_used() -> None:
     assert not parse(["--auth", "ann:x"]).public
 
 
+PAGE = ("--share", "--auth=a:b", "--no-browser", "--api")
+"""What is for a page is no option of the API alone."""
+WRONG_ORIGINS = ("localhost", "http://a.b/", "*", "null", "file:///x", "http://a b/c")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -102,6 +107,10 @@ def test_a_given_password_is_used() -> None:
         (["--flash-attention", "maybe"], "Choose from: auto, on, off."),
         (["--cache-type", "q1"], "Cache type cannot be 'q1'"),
         (["--colour"], "--colour"),
+        (["--data-dir", ""], "It is empty"),
+        (["--api-load"], "--api-load"),
+        *((["serve", "--api-origin", wrong], wrong) for wrong in WRONG_ORIGINS),
+        *((["serve", word], "strata serve: error: ") for word in PAGE),
     ],
 )
 def test_nonsense_is_refused_with_its_value(
@@ -116,6 +125,7 @@ def test_nonsense_is_refused_with_its_value(
 def test_local_addresses() -> None:
     assert all(map(is_local, ["127.0.0.1", "localhost", "::1", "127.1.2.3"]))
     assert not any(map(is_local, ["0.0.0.0", "::", "192.168.1.5", "example.org"]))
+    assert parse(["--host", "[::1]"]).host == "::1" and not parse(["--host", "[::1]"]).public
 
 
 def test_the_api_is_off_unless_it_is_asked_for() -> None:
@@ -134,26 +144,9 @@ def test_the_api_alone_takes_the_options_of_a_server() -> None:
     assert options.public and options.password is None, "keys are asked for instead"
 
 
-@pytest.mark.parametrize("page_only", ["--share", "--auth=a:b", "--no-browser", "--api"])
-def test_what_a_page_is_for_is_no_option_of_the_api(
-    page_only: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(["serve", page_only])
-    assert "strata serve" in capsys.readouterr().err
-
-
-def test_requests_load_models_only_where_no_page_has_answers_of_its_own() -> None:
-    with pytest.raises(SystemExit):
-        parse(["--api-load"])
-
-
 def test_origins_of_pages_that_may_ask_are_named() -> None:
     options = parse(["serve", "--api-origin", "http://Localhost:3000", "--api-origin=https://a.b"])
     assert options.origins == ("http://localhost:3000", "https://a.b")
-    for wrong in ("localhost", "http://a.b/", "*", "null", "file:///x", "http://a b/c"):
-        with pytest.raises(SystemExit):
-            parse(["serve", "--api-origin", wrong])
 
 
 def test_keys_are_listed_made_and_revoked() -> None:
@@ -238,15 +231,6 @@ def test_without_a_home_only_what_needs_it_is_refused(
     trials["remember"]("here", {"Q8_0": ""})
     trials["forget"]()
     assert trials["remembered"]("here") == {}
-
-
-def test_an_empty_folder_is_refused_and_brackets_are_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--data-dir", ""])
-    assert "It is empty" in capsys.readouterr().err
-    assert parse(["--host", "[::1]"]).host == "::1" and not parse(["--host", "[::1]"]).public
 
 
 def test_a_library_that_cannot_use_the_environment_is_named() -> None:

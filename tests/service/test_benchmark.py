@@ -26,8 +26,7 @@ from engine.types import Question
 from storage.benchmarks import Benchmark, Benchmarks, Result
 from storage.database import Database
 from storage.drafting import BENCHMARK
-from tests.support.inside import OWNER, Held, local, memory, on_toy, soon
-from tests.support.toy import ToyBackend
+from tests.support.inside import OWNER, TOYS, Held, ask, local, memory, on_toy, soon
 
 HD, CONTEXT, MODEL = (
     METHODS[name].using(Drafting(budget="fixed")) for name in ("hd", "context", "model")
@@ -52,8 +51,7 @@ def plan(
 
 @pytest.fixture
 def session(db: Database, toy: Held, each_step: None) -> Session:
-    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    return on_toy(db, toy, loaders=loaders)
+    return on_toy(db, toy, loaders=TOYS)
 
 
 def made(session: Session, requested: Plan) -> Report:
@@ -116,9 +114,8 @@ def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Databa
 
 
 def test_what_was_said_before_is_known_where_that_is_wanted(session: Session) -> None:
-    conversation = session.chat.say(OWNER, None, QUESTIONS[0].text)
     requested = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
-    list(session.answering.answer(OWNER, conversation, requested))
+    ask(session, QUESTIONS[0].text, chosen=requested)
     questions = QUESTIONS[:1]
     fresh, known = (
         made(session, plan((PLAIN, MODEL), questions=questions, known=known))
@@ -360,9 +357,9 @@ def test_a_benchmark_belongs_to_its_owner(session: Session) -> None:
     name = found.benchmark.id
     other = session.benchmarks.store("other")
     assert other.list() == []
-    for ask in (other.get, other.questions, other.results):
+    for reach in (other.get, other.questions, other.results):
         with pytest.raises(StorageError, match="no benchmark"):
-            ask(name)
+            reach(name)
     with pytest.raises(StorageError, match="no benchmark"):
         other.add(name, Result(0, "hd", 0))
 

@@ -98,14 +98,13 @@ def test_nothing_is_asked_of_the_engine_while_an_answer_is_under_way(
     assert calls == ["measure"]
 
 
-def test_without_a_model_tokens_are_estimated(db: Database) -> None:
-    session = Session(Local(), db)
-    assert session.chat.size("me", None, "", "hello", None) is None
-    assert session.chat.counts(["12345678"]) == [(2, False)]
-
-
-def test_files_are_counted_by_the_model_that_reads_them(session: Session) -> None:
+def test_tokens_are_counted_by_the_model_and_estimated_without_one(
+    session: Session, db: Database
+) -> None:
     assert session.chat.counts(["hello"]) == [(5, True)]
+    bare = Session(Local(), db)
+    assert bare.chat.size("me", None, "", "hello", None) is None
+    assert bare.chat.counts(["12345678"]) == [(2, False)]
 
 
 def test_a_conversation_is_named_after_its_words_and_not_after_its_files(session: Session) -> None:

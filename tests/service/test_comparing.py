@@ -28,7 +28,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, first_pair, local, prove, soon
+from tests.support.inside import OWNER, Held, ask, first_pair, local, prove, soon, under_way
 from tests.support.runs import run_of
 from tests.support.shop import Shop, load_model
 from tests.support.toy import deviating
@@ -115,9 +115,7 @@ def test_two_methods_say_the_same_and_take_turns(
 
 def test_no_side_knows_the_answer_that_was_just_given(session: Session) -> None:
     """The left one comes first, and its drafters are told before it begins."""
-    conversation = session.chat.say(OWNER, None, "hello there")
-    requested = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
-    list(session.answering.answer(OWNER, conversation, requested))
+    ask(session, chosen=Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False))
     model = Side(METHODS["model"], GENERATION)
     last = last_of(sides(session, model, Side(HD, GENERATION), 1))
     assert summarise(last.pairs[0][LEFT]).kept == 0
@@ -168,8 +166,7 @@ def test_a_model_is_the_same_however_slow_its_head_was_found_this_time(
     monkeypatch.setattr(engine.loaded, "expensive", lambda *_: f"a guess takes {next(times)} ms")
     texts = [progress.text for progress in load_model(session, shelf.source("three"))]
     assert "Timing the head of three …" in texts
-    conversation = session.chat.say(OWNER, None, "hello there")
-    list(session.answering.answer(OWNER, conversation, Preferences(GENERATION)))
+    conversation, _ = ask(session, chosen=Preferences(GENERATION))
     last = last_of(sides(session, PLAINLY, other_of(shelf), 3))
     assert last.over and len(last.pairs) == 3
     assert soon(lambda: session.engine.state.source == shelf.source("three"))
@@ -203,8 +200,7 @@ def test_however_it_ends_the_first_model_is_back(session: Session, shelf: Shelf,
             list(running)
     assert soon(lambda: session.engine.state.source == shelf.source("one"))
     assert at_home(session, shelf)
-    conversation = session.chat.say(OWNER, None, "and now?")
-    *_, answer = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
+    _, answer = ask(session, "and now?", chosen=Preferences(GENERATION))
     assert Traces(session.database, OWNER).history()[0].model == "one"
 
 
@@ -281,13 +277,10 @@ def test_an_answer_for_a_program_waits_for_the_usual_model_too(session: Session)
 
 
 def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
     long = Preferences(replace(GENERATION, max_tokens=400), "plain", fresh_seed=False)
     toy = local(session).loaded.backend
     assert isinstance(toy, Held)
-    answer = session.answering.answer(OWNER, conversation, long)
-    toy.allow(1)
-    next(answer)
+    _, answer = under_way(session, toy, "hello", long)
     running = sides(session, other_of(shelf), PLAINLY, 1)
     assert next(running) == Waiting(1)
     assert shelf.loaded == ["one"] and session.model_swap.closed

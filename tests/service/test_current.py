@@ -22,7 +22,8 @@ from engine.types import DATABASES, Costs
 from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.machine import CostStore
-from tests.support.inside import FULL, OWNER, answer, compare, failing, local
+from tests.support.inside import FULL, OWNER, compare, failing, local
+from tests.support.inside import ask as answered
 from tests.support.toy import ToyBackend, deviating
 
 INFO = ToyBackend().info
@@ -122,10 +123,8 @@ def stored(db: Database) -> Costs | None:
 
 
 def ask(session: Session, method: str = "hd", drafting: Drafting = METHODS["hd"].drafting) -> str:
-    conversation = session.chat.say(OWNER, None, "hello there")
     chosen = Preferences(GENERATION, method, drafting, fresh_seed=False)
-    last = answer(session, conversation, chosen)
-    return last.text
+    return answered(session, chosen=chosen)[1].text
 
 
 def test_costs_are_measured_once_and_loaded_from_then_on(db: Database, measured: list[str]) -> None:

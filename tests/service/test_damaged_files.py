@@ -14,7 +14,7 @@ from storage import cleanup
 from storage.api_keys import ApiKeys
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import answer, on_toy
+from tests.support.inside import ask, on_toy
 
 OWNER = "local"
 CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=20), fresh_seed=False)
@@ -86,9 +86,8 @@ def used(path: Path) -> list[str]:
         store.list("message")
         session.models.candidates()
         ApiKeys(db).list()
-        made = session.chat.say(OWNER, None, "hello there")
-        last = answer(session, made, CHOSEN)
-        assert last.text and store.messages(made)[1].content == last.text  # type: ignore[union-attr]
+        made, last = ask(session, chosen=CHOSEN)
+        assert last.text and store.messages(made)[1].content == last.text
         session.engine.close()
         return db.notices
 

@@ -29,7 +29,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.machine import ProfileStore
-from tests.support.inside import FULL, answer, compare, failing, messages, prove
+from tests.support.inside import FULL, answer, ask, compare, failing, messages, prove, proven
 from tests.support.toy import ToyBackend, deviating
 
 OWNER = "local"
@@ -127,12 +127,6 @@ def measure(session: Session, drafting: Drafting, spec: str = "") -> list[Trial]
 
 def preferences(method: str, drafting: Drafting = METHODS["hd"].drafting) -> Preferences:
     return Preferences(Generation(SAMPLING, 60), method, drafting, fresh_seed=False)
-
-
-def ask(session: Session, chosen: Preferences) -> tuple[str, Update]:
-    conversation = session.chat.say(OWNER, None, "hello there")
-    last = answer(session, conversation, chosen)
-    return conversation, last
 
 
 # loading
@@ -404,7 +398,7 @@ def test_a_chosen_model_that_is_gone_is_a_notice(
     later = shelf.session(db)
     (notice,) = later.stacks.restore()
     assert "mid" in notice and "does not exist" in notice and later.stacks.drafts == {}
-    assert ask(later, preferences("hd"))[1].text
+    assert ask(later, chosen=preferences("hd"))[1].text
     shelf.free = 0
     shelf.put("mid")
     assert "0 B are free" in later.stacks.restore()[0]
@@ -417,11 +411,10 @@ def test_a_chosen_model_that_is_gone_is_a_notice(
 def test_draft_models_change_no_word_of_an_answer(
     session: Session, stacks: Stacks, method: str
 ) -> None:
-    _, plain = ask(session, preferences("plain"))
-    conversation, update = ask(session, preferences(method))
+    _, plain = ask(session, chosen=preferences("plain"))
+    conversation, update = ask(session, chosen=preferences(method))
     assert update.text == plain.text and session.notices.take(OWNER) == []
-    proof = prove(session, conversation)
-    assert proof.verdict and proof.verdict.identical
+    proven(session, conversation)
     *_, last = compare(session, OWNER, "hello there", preferences(method), 2)
     assert len(last.pairs) == 2 and last.same_text
     assert [timed.tokens for timed in last.pairs[0]][0] == [
@@ -432,7 +425,7 @@ def test_draft_models_change_no_word_of_an_answer(
 def test_drafted_tokens_say_who_drafted_them_and_are_stored_so(
     session: Session, stacks: Stacks
 ) -> None:
-    conversation, update = ask(session, preferences("hsd:small@4/mid@3"))
+    conversation, update = ask(session, chosen=preferences("hsd:small@4/mid@3"))
     found = {piece.source for piece in update.pieces} - {"target"}
     assert found and found <= {DRAFT + "small", DRAFT + "mid"}
     assert set(update.metrics.levels) == {DRAFT + "small", DRAFT + "mid"}
@@ -450,7 +443,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
         assert loaded.curve_of(preferences(method).chosen()) is curve
         list(compare(session, OWNER, "hello there", preferences(method), 1))
         assert curve.points == points and session.costs.record is None
-    ask(session, preferences("hsd:small@4"))
+    ask(session, chosen=preferences("hsd:small@4"))
     assert session.costs.record == loaded.costs and loaded.costs.points != points
 
 
@@ -462,7 +455,7 @@ def test_missing_models_are_reported_before_anything_is_lost(
     with pytest.raises(SettingError, match="none is loaded"):
         session.stacks.check(chosen, sampling)
     with pytest.raises(SettingError, match="none is loaded"):
-        ask(session, preferences(method))
+        ask(session, chosen=preferences(method))
     with pytest.raises(SettingError, match="none is loaded"):
         list(compare(session, OWNER, "hello", preferences(method), 1))
     session.stacks.load(shelf.sources("small"))
@@ -480,7 +473,7 @@ def test_missing_models_are_reported_before_anything_is_lost(
 def test_a_draft_model_that_fails_costs_speed_only(
     session: Session, stacks: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, plain = ask(session, preferences("plain"))
+    _, plain = ask(session, chosen=preferences("plain"))
     calls = iter(range(1000))
     score = ToyBackend.score
 
@@ -490,7 +483,7 @@ def test_a_draft_model_that_fails_costs_speed_only(
         return score(self, *arguments)
 
     monkeypatch.setattr(ToyBackend, "score", fail)
-    _, update = ask(session, preferences("hsd:small@4/mid@3"))
+    _, update = ask(session, chosen=preferences("hsd:small@4/mid@3"))
     assert update.text == plain.text
     (notice,) = session.notices.take(OWNER)
     assert "out of memory" in notice and "not affected" in notice
@@ -498,7 +491,7 @@ def test_a_draft_model_that_fails_costs_speed_only(
 
 def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: Stacks) -> None:
     rejection = Drafting(rule="rejection")
-    conversation, _ = ask(session, preferences("hsd:small@4", rejection))
+    conversation, _ = ask(session, chosen=preferences("hsd:small@4", rejection))
     proof = prove(session, conversation)
     assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
     stack = preferences("hsd:small@4", rejection)
@@ -506,8 +499,7 @@ def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: 
     assert not last.same_text
     cold = preferences("hsd:small@4", rejection)
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
-    conversation = session.chat.say(OWNER, None, "hello there")
-    answer(session, conversation, cold)
+    conversation, _ = ask(session, chosen=cold)
     proof = prove(session, conversation)
     assert proof.same_text and proof.verdict is not None and proof.verdict.identical
 
@@ -612,11 +604,11 @@ def test_an_answer_that_draft_models_drafted_for_corrects_the_profile(
 ) -> None:
     local(stacks).loaded.curve = engine_costs.CostCurve({0: 1.0, 8: 1.1, 63: 2.0})
     for method in ("plain", "hd", "hd+hsd:small@4"):
-        ask(session, preferences(method))
+        ask(session, chosen=preferences(method))
         learned = stacks.learned(SAMPLING)
         assert learned is not None and not learned.outcomes, method
     for number in range(1, 4):
-        _, update = ask(session, preferences("hsd:small@4/mid@3"))
+        _, update = ask(session, chosen=preferences("hsd:small@4/mid@3"))
         learned = stacks.learned(SAMPLING)
         assert learned is not None
         (name,), (found,) = learned.outcomes.keys(), learned.outcomes.values()

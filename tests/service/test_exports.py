@@ -19,20 +19,16 @@ def test_who_said_what(db: Database) -> None:
     store = Conversations(db, "local")
     made = store.create("Two\nlines")
     store.set_system_prompt(made.id, "Be brief.")
-    for role, text in (("user", "  Hi *there*\n"), ("assistant", "# Hello\n\n- one")):
+    for role, text in (
+        ("user", "  Hi *there*\n"),
+        ("assistant", "# Hello\n\n- one"),
+        ("tool", "look {}\n````\n![x](http://evil.example/x)"),
+    ):
         store.append(made.id, role, text)
     assert markdown(store.get(made.id), store.messages(made.id)) == (
         "# Two lines\n\n## Instructions\n\nBe brief.\n\n## You\n\nHi *there*\n\n"
-        "## Answer\n\n# Hello\n\n- one\n"
-    )
-
-
-def test_the_result_of_a_tool_is_a_block_of_code(db: Database) -> None:
-    store = Conversations(db, "local")
-    made = store.create("Tools")
-    store.append(made.id, "tool", "look {}\n````\n![x](http://evil.example/x)")
-    assert markdown(store.get(made.id), store.messages(made.id)) == (
-        "# Tools\n\n## Tool\n\n`````\nlook {}\n````\n![x](http://evil.example/x)\n`````\n"
+        "## Answer\n\n# Hello\n\n- one\n\n"
+        "## Tool\n\n`````\nlook {}\n````\n![x](http://evil.example/x)\n`````\n"
     )
 
 

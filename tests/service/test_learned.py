@@ -24,6 +24,7 @@ from tests.support.inside import (
     past_answers,
     under_way,
 )
+from tests.support.inside import ask as answered
 
 CHOSEN = Preferences(Generation(Sampling(temperature=0.8, seed=3), max_tokens=60), fresh_seed=False)
 
@@ -33,9 +34,7 @@ def stored(db: Database, owner: str = OWNER) -> list[CalibrationRow]:
 
 
 def ask(session: Session, owner: str = OWNER, method: str = "hd") -> str:
-    conversation = session.chat.say(owner, None, "hello there")
-    list(session.answering.answer(owner, conversation, replace(CHOSEN, method=method)))
-    return conversation
+    return answered(session, chosen=replace(CHOSEN, method=method), owner=owner)[0]
 
 
 def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
@@ -84,20 +83,6 @@ def wiped(session: Session, db: Database) -> bool:
     return not (stored(db) or rows or memory(session).past_answers or memory(session).conversations)
 
 
-@pytest.mark.usefixtures("each_step")
-def test_an_answer_under_way_does_not_bring_back_what_was_wiped(
-    session: Session, db: Database, toy: Held
-) -> None:
-    ask(session)
-    conversation, updates = under_way(session, toy, "something else", CHOSEN)
-    session.past_answers.wipe(OWNER, session.current.info.fingerprint)
-    toy.allow()
-    *_, last = updates
-    assert isinstance(last, Update) and last.finish and wiped(session, db)
-    ask(session)
-    assert stored(db) and ModelNgrams(db, OWNER, "toy").rows()
-
-
 def test_a_wipe_just_after_the_past_was_read_leaves_nothing_of_it(
     session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,20 +102,24 @@ def test_a_wipe_just_after_the_past_was_read_leaves_nothing_of_it(
 
 
 @pytest.mark.usefixtures("each_step")
-def test_what_is_imported_after_a_wipe_stays_and_the_answer_under_way_adds_nothing(
-    session: Session, db: Database, toy: Held
+@pytest.mark.parametrize("imports", [False, True])
+def test_an_answer_under_way_adds_nothing_after_a_wipe(
+    session: Session, db: Database, toy: Held, imports: bool
 ) -> None:
-    """Both within one answer."""
+    """Nor to what is imported then."""
     ask(session)
     info, store = session.current.info, session.past_answers
     file, known = store.saved(OWNER, info), ModelNgrams(db, OWNER, "toy").load()
     conversation, updates = under_way(session, toy, "something else", CHOSEN)
     store.wipe(OWNER, info.fingerprint)
-    store.take_in(OWNER, info, file.encode())
+    if imports:
+        store.take_in(OWNER, info, file.encode())
     toy.allow()
-    list(updates)
-    assert ModelNgrams(db, OWNER, "toy").load() == known != []
-    assert not stored(db) and not memory(session).past_answers
+    *_, last = updates
+    assert isinstance(last, Update) and last.finish
+    assert ModelNgrams(db, OWNER, "toy").load() == (known if imports else []) and known
+    assert not (stored(db) or memory(session).past_answers)
+    assert imports or not memory(session).conversations
     ask(session)
     assert stored(db) and past_answers(session).tier.size > 0
 
@@ -168,10 +157,8 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
 ) -> None:
     """It begins after it, from nothing."""
     ask(session)
-    first, second = (session.chat.say(OWNER, None, text) for text in ("one", "two"))
-    updates = session.answering.answer(OWNER, first, CHOSEN)
-    toy.allow(1)
-    next(updates)
+    _, updates = under_way(session, toy, "one", CHOSEN)
+    second = session.chat.say(OWNER, None, "two")
     waiting = session.answering.answer(OWNER, second, CHOSEN)
     next(waiting)
     session.past_answers.wipe(OWNER, session.current.info.fingerprint)
@@ -207,12 +194,3 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
         ask(later)
     assert later.notices.take(OWNER) == [str(FULL)]
     assert stored(db) == rows
-
-
-def test_damaged_rows_do_not_keep_an_owner_from_chatting(session: Session, db: Database) -> None:
-    ask(session)
-    with db.write() as handle:
-        handle.execute("UPDATE calibrations SET reached = 'many', trusted = -1")
-    later = on_toy(db)
-    ask(later)
-    assert later.notices.take(OWNER) == [] and stored(db)

@@ -6,7 +6,6 @@ Waiting is not measured: whoever waits for a lock fails the test.
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from storage.database import DROPPED, STORED, Database
 from storage.drafting import CalibrationStore, DraftingStore
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
-from tests.support.inside import OWNER, SECONDS, local, messages, on_toy, preferences
+from tests.support.inside import OWNER, SECONDS, answer, local, messages, on_toy, preferences
 from tests.support.served import ask, served
 
 
@@ -66,18 +65,13 @@ def stored(session: Session) -> bool:
     return session.notices.writes.idle.wait(SECONDS) and store.writes.idle.wait(SECONDS)
 
 
-def answered(session: Session, conversation: str) -> Any:
-    *_, last = session.answering.answer(OWNER, conversation, preferences())
-    return last
-
-
 def test_an_answer_ends_at_once_and_is_stored_later(session: Session, other: Other) -> None:
     printed = list[str]()
     session.notices.say = printed.append
     conversation = session.chat.say(OWNER, None, "hello there")
     store, fingerprint = session.chat.conversations(OWNER), session.current.info.fingerprint
     other.lock()
-    last = answered(session, conversation)
+    last = answer(session, conversation)
     assert last.finish and len(store.messages(conversation)) == 1
     writing = session.notices.writes
     assert "is locked by another program" in writing.locked and printed == [writing.locked]
@@ -108,7 +102,7 @@ def test_a_notice_that_cannot_be_given_keeps_nothing_from_being_stored(
     monkeypatch.setattr(writes, "report", fail)
     for conversation in (first, second):
         other.lock()
-        assert answered(session, conversation).finish
+        assert answer(session, conversation).finish
         other.let_go()
         assert stored(session) and len(store.messages(conversation)) == 2
 
@@ -128,7 +122,7 @@ def test_a_lock_that_begins_and_ends_within_an_answer(session: Session, other: O
 def test_answers_that_wait_are_stored_in_their_order(session: Session, other: Other) -> None:
     conversations = [session.chat.say(OWNER, None, f"message {number}") for number in range(3)]
     other.lock()
-    texts = [answered(session, conversation).text for conversation in conversations]
+    texts = [answer(session, conversation).text for conversation in conversations]
     waiting = [owner for owner, _ in session.notices.writes.waiting]
     assert len(waiting) == 3 and set(waiting) == {OWNER}
     other.let_go()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.service.preferences import PRESETS, Preferences, Presets, read
+from app.service.preferences import PRESETS, Preferences, Presets
 from app.service.session import Session
 from engine.errors import SettingError, StorageError, StrataError
 from engine.local import Local
@@ -145,46 +145,49 @@ def wrapped(*entries: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "file",
+    ("file", "expected"),
     [
-        b"rubbish",
-        b"[" * 100_000,
-        b"[]",
-        b'{"format": "other", "presets": [{"name": "x"}]}',
-        wrapped(),
-        wrapped({"name": "good"}, 7),
-        wrapped({"name": "good"}, {"name": 7}),
-        wrapped({"name": "good"}, {"name": "x", "settings": {"method": "boundless"}}),
-        wrapped({"name": "good"}, {"name": " "}),
-        b" " * (5 << 20),
+        (b"rubbish", "holds no JSON"),
+        (b"[" * 100_000, "holds no JSON"),
+        (b"[]", "holds no presets"),
+        (b'{"format": "other", "presets": [{"name": "x"}]}', "format cannot be 'other'."),
+        (wrapped(), "Give a list of presets with names,"),
+        (
+            wrapped({"name": "good"}, 7),
+            "presets[1] cannot be 7. Give a list of presets with names,",
+        ),
+        (
+            wrapped({"name": "good"}, {"system_prompt": "x"}),
+            "presets[1].name is missing. Give a list of presets with names, system prompts"
+            " and settings. Nothing was imported.",
+        ),
+        (wrapped({"name": "good"}, {"name": 7}), "presets[1].name cannot be 7."),
+        (
+            wrapped({"name": "good"}, {"name": "x", "system_prompt": None}),
+            "presets[1].system_prompt cannot be None.",
+        ),
+        (
+            wrapped({"name": "good"}, {"name": "x", "settings": []}),
+            "presets[1].settings cannot be [].",
+        ),
+        (
+            wrapped({"name": "good"}, {"name": "x", "settings": {"method": "boundless"}}),
+            "boundless",
+        ),
+        (wrapped({"name": "good"}, {"name": " "}), "no name"),
+        (
+            wrapped(*({"name": f"preset {number}"} for number in range(300))),
+            "200 presets, the most",
+        ),
+        (b" " * (5 << 20), "the most for presets"),
     ],
 )
-def test_of_a_file_that_is_wrong_nothing_is_kept(presets: Presets, file: bytes) -> None:
-    with pytest.raises((StorageError, SettingError)):
+def test_of_a_file_that_is_wrong_nothing_is_kept(
+    presets: Presets, file: bytes, expected: str
+) -> None:
+    with pytest.raises(StrataError) as caught:
         presets.import_(OWNER, file)
-    assert names(presets) == []
-
-
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        (7, "presets[1] cannot be 7. Give a list of presets with names,"),
-        ({"system_prompt": "x"}, "presets[1].name is missing."),
-        ({"name": "x", "system_prompt": None}, "presets[1].system_prompt cannot be None."),
-        ({"name": "x", "settings": []}, "presets[1].settings cannot be []."),
-    ],
-)
-def test_a_preset_that_is_none_is_named(entry: object, expected: str) -> None:
-    with pytest.raises(StorageError) as caught:
-        list(read(wrapped({"name": "good"}, entry)))
-    assert expected in str(caught.value) and "Nothing was imported." in str(caught.value)
-
-
-def test_no_more_than_the_most_come_out_of_a_file(presets: Presets) -> None:
-    file = wrapped(*({"name": f"preset {number}"} for number in range(300)))
-    with pytest.raises(StrataError, match="the most"):
-        presets.import_(OWNER, file)
-    assert names(presets) == []
+    assert expected in str(caught.value) and names(presets) == []
 
 
 def test_preferences_survive_storage() -> None:

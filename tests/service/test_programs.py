@@ -356,10 +356,12 @@ def test_requests_of_all_kinds_say_something_of_their_own() -> None:
 def test_a_key_that_is_revoked_is_forgotten_everywhere(session: Session, db: Database) -> None:
     key, _ = session.programs.keys.make("one")
     ask(session, asking("hello there"), key.owner)
-    fingerprint = session.current.info.fingerprint
-    assert ModelNgrams(db, key.owner, fingerprint).rows()
+    fingerprint, answers = session.current.info.fingerprint, session.programs.answers
+    answers.keep(key.owner, "id", (Message("user", "hello there"),))
+    assert ModelNgrams(db, key.owner, fingerprint).rows() and answers.find(key.owner, "id")
     assert session.programs.revoke(key.id) == key
     assert not ModelNgrams(db, key.owner, fingerprint).rows()
+    assert answers.find(key.owner, "id") is None
     events = ask(session, asking("hello there", method="model"), key.owner)
     steps = [event for event in events if isinstance(event, Step)]
     assert not any(step.proposed.get("model") for step in steps), "nor does the engine know it"

@@ -24,7 +24,6 @@ from engine.engine import Load, Request
 from engine.errors import Busy, Cancelled, PromptError, StorageError
 from engine.local import Local
 from engine.metrics import summarise
-from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.settings import Drafting
 from engine.tree import Tree
@@ -37,6 +36,7 @@ from storage.traces import Traces
 from tests.support.inside import (
     FULL,
     OWNER,
+    TOYS,
     Held,
     answer,
     ask,
@@ -51,13 +51,14 @@ from tests.support.inside import (
     past_answers,
     preferences,
     prove,
+    proven,
     run,
     soon,
     texts,
     under_way,
 )
 from tests.support.thinking import SHUT, Thinking
-from tests.support.toy import END, ToyBackend
+from tests.support.toy import END
 
 
 def known(session: Session) -> set[tuple[int, ...]]:
@@ -144,12 +145,9 @@ def test_an_answer_does_not_hide_what_was_said_meanwhile(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     monkeypatch.setattr("app.service.answering.FLUSH_SECONDS", 1000.0)
-    conversation = session.chat.say(OWNER, None, "hello")
+    conversation, updates = under_way(session, toy, "hello", preferences())
     store = session.chat.conversations(OWNER)
-    (question,) = store.messages(conversation)
-    updates = session.answering.answer(OWNER, conversation, preferences())
-    toy.allow(1)
-    next(updates)
+    question, *_ = store.messages(conversation)
     if meanwhile == "edited":
         session.chat.edit(OWNER, conversation, question.id, "something else")
     else:
@@ -263,10 +261,8 @@ def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: 
 
 @pytest.mark.usefixtures("each_step")
 def test_a_waiting_answer_says_so_and_can_leave_the_queue(session: Session, toy: Held) -> None:
-    first, second = (session.chat.say(OWNER, None, text) for text in ("hello", "there"))
-    updates = session.answering.answer(OWNER, first, preferences("plain", tokens=50))
-    toy.allow(1)
-    next(updates)
+    first, updates = under_way(session, toy, "hello", preferences("plain", tokens=50))
+    second = session.chat.say(OWNER, None, "there")
     waiting = session.answering.answer(OWNER, second, preferences())
     assert next(waiting) == Waiting(1) and session.tasks.busy(OWNER, second)
     session.tasks.stop(OWNER, second)
@@ -358,8 +354,7 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
     db: Database, toy: Held
 ) -> None:
     """What was broken off says nothing of a speed, whoever ended it."""
-    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = on_toy(db, toy, loaders=loaders)
+    session = on_toy(db, toy, loaders=TOYS)
     pairs = compare(session, OWNER, "tell me", preferences("plain", tokens=60), 5)
     first_pair(pairs)
     toy.allow(2)
@@ -373,8 +368,7 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
 
 
 def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) -> None:
-    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = on_toy(db, toy, loaders=loaders)
+    session = on_toy(db, toy, loaders=TOYS)
     conversation, _ = ask(session)
     list(session.engine.load(Load("other")))
     with pytest.raises(PromptError, match="no answer to prove"):
@@ -384,8 +378,7 @@ def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) ->
 def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     db: Database, toy: Held
 ) -> None:
-    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = on_toy(db, toy, loaders=loaders)
+    session = on_toy(db, toy, loaders=TOYS)
     list(session.engine.load(Load("other")))
     assert session.current.plain.when == "after loading"
     conversation, _ = ask(session)
@@ -403,9 +396,7 @@ def test_an_answer_tells_the_plain_speed_unless_it_is_a_few_tokens(session: Sess
     plain = session.current.plain
     assert plain.when == "by the last answer"
     assert plain.tokens_per_second == update.metrics.plain_tokens_per_second > 0
-    conversation = session.chat.say(OWNER, None, "hello there")
-    few = preferences("plain", tokens=FEWEST - 1)
-    short = answer(session, conversation, few)
+    _, short = ask(session, chosen=preferences("plain", tokens=FEWEST - 1))
     assert short.metrics.tokens < FEWEST and session.current.plain == plain
 
 
@@ -423,23 +414,17 @@ def test_another_answer_is_kept_next_to_the_first(session: Session) -> None:
     assert shown.content == other.text and shown.versions[-1] == shown.id
     assert len(shown.versions) == 3 and message.versions == (message.id,)
     store.show(conversation, shown.versions[0])
-    assert texts(session, conversation)[1] == first.text
-    with pytest.raises(PromptError, match="no message"):
-        session.chat.again(OWNER, store.create().id)
-
-
-def test_answering_an_earlier_message_again_begins_another_branch(session: Session) -> None:
-    conversation, first = ask(session)
-    store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
     answer(session, conversation)
     before = texts(session, conversation)
-    first_answer = store.messages(conversation)[1].id
-    session.chat.again(OWNER, conversation, first_answer)
-    other = answer(session, conversation, preferences(seed=9))
-    assert texts(session, conversation) == ["hello there", other.text]
-    store.show(conversation, first_answer)
+    assert before[1] == first.text and len(before) == 4
+    session.chat.again(OWNER, conversation, shown.versions[0])
+    answer(session, conversation, preferences(seed=9))
+    assert texts(session, conversation) == ["hello there", other.text], "another branch"
+    store.show(conversation, shown.versions[0])
     assert texts(session, conversation) == before
+    with pytest.raises(PromptError, match="no message"):
+        session.chat.again(OWNER, store.create().id)
 
 
 def test_an_edited_message_is_kept_next_to_the_first(session: Session) -> None:
@@ -472,10 +457,7 @@ def test_an_edited_message_is_kept_next_to_the_first(session: Session) -> None:
 
 def test_a_fresh_seed_is_drawn_and_reported(session: Session) -> None:
     requested = replace(preferences(), fresh_seed=True)
-    seeds = set()
-    for _ in range(3):
-        conversation = session.chat.say(OWNER, None, "hello")
-        seeds.add(answer(session, conversation, requested).seed)
+    seeds = {ask(session, chosen=requested)[1].seed for _ in range(3)}
     assert len(seeds) == 3 and 3 not in seeds
 
 
@@ -592,8 +574,7 @@ def test_a_deleted_conversation_comes_back_whole(session: Session, db: Database)
             session.chat.undo(other, token)
     assert session.chat.undo(OWNER, token) == conversation
     assert (store.export(conversation), traces.history(), log.load(conversation, "bytes")) == before
-    proof = prove(session, conversation)
-    assert proof.verdict and proof.verdict.identical
+    proven(session, conversation)
     with pytest.raises(StorageError, match="cannot be undone"):
         session.chat.undo(OWNER, token)
 
@@ -725,14 +706,12 @@ def test_an_answer_that_cannot_be_stored_is_reported_and_half_of_it_is_not_store
     assert Traces(session.database, OWNER).history() == []
     assert session.database.execute_read("SELECT count(*) FROM steps") == [(0,)]
     assert session.notices.take(OWNER) == ["The disk is full."]
-    proof = prove(session, conversation)
-    assert proof.verdict and proof.verdict.identical
+    proven(session, conversation)
 
 
 def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
     conversation, update = ask(session, "a first question")
-    proof = prove(session, conversation)
-    assert proof.verdict and proof.verdict.identical
+    proof = proven(session, conversation)
     assert proof.tokens == update.metrics.tokens
     assert proof.plain is not None and summarise(proof.plain).mean_acceptance_length == 1
     assert proof.accelerated is not None and summarise(proof.accelerated).kept > 0
@@ -870,9 +849,8 @@ def test_a_stopped_answer_can_be_proved_too(session: Session, toy: Held) -> None
     update = run(updates)
     assert update.finish == "cancelled" and 0 < update.metrics.tokens < 60
     assert texts(session, conversation)[1] == update.text, "what it said is kept"
-    proof = prove(session, conversation)
-    assert proof.verdict and proof.verdict.identical
-    assert proof.verdict.tokens == update.metrics.tokens
+    proof = proven(session, conversation)
+    assert proof.verdict and proof.verdict.tokens == update.metrics.tokens
     assert proof.shown is not None and proof.shown.broken_off
     whole, _ = ask(session)
     proof = prove(session, whole)

@@ -16,6 +16,7 @@ from engine.types import MODEL, Run
 from storage.database import Database
 from storage.drafting import ContextStore, TextStore
 from tests.support.inside import OWNER, on_toy, past_answers
+from tests.support.inside import ask as answered
 
 CHOSEN = Preferences(Generation(Sampling(temperature=0.8, seed=3), max_tokens=80), fresh_seed=False)
 OTHER = replace(CHOSEN, generation=Generation(Sampling(temperature=0.8, seed=4), max_tokens=80))
@@ -23,9 +24,7 @@ OTHER = replace(CHOSEN, generation=Generation(Sampling(temperature=0.8, seed=4),
 
 def ask(session: Session, owner: str = OWNER, chosen: Preferences = CHOSEN) -> str:
     text = "tell me a story of a boat" if chosen is CHOSEN else "bread is dear this year"
-    conversation = session.chat.say(owner, None, text)
-    list(session.answering.answer(owner, conversation, chosen))
-    return conversation
+    return answered(session, text, chosen=chosen, owner=owner)[0]
 
 
 def copied(run: Run) -> int:

@@ -32,7 +32,7 @@ from storage.database import Database
 from storage.tool_servers import ToolServer
 from tests.support import tool_server
 from tests.support.calling import COMMAND, call, hangs
-from tests.support.inside import OWNER, compare, messages, on_toy, preferences, prove, soon, swap
+from tests.support.inside import OWNER, compare, messages, on_toy, preferences, proven, soon, swap
 from tests.support.scripted import Scripted
 from tests.support.served import listening
 from tests.support.tool_server import HOSTILE
@@ -90,8 +90,8 @@ class Chatting:
     def pending(self) -> Pending | None:
         return self.session.tool_calls.pending(OWNER, self.id)
 
-    def choose(self, choice: Choice) -> None:
-        found = self.pending
+    def choose(self, choice: Choice, about: Pending | None = None) -> None:
+        found = about or self.pending
         assert found is not None
         place = found.message, found.number
         self.session.tool_calls.decide(OWNER, self.id, *place, choice, CHOSEN)
@@ -137,6 +137,15 @@ def chatting(
     return Chatting(session, toy)
 
 
+def asked(db: Database, *calls: str, choice: Choice | None = None, **more: Any) -> Chatting:
+    """A chat where the question was asked, and the first call decided if there is a `choice`."""
+    chat = chatting(db, *calls, **more)
+    chat.ask()
+    if choice:
+        chat.decide(choice)
+    return chat
+
+
 def read(chat: Chatting, conversation: str) -> list[str]:
     """The results that the model reads in a conversation."""
     store = chat.session.chat.conversations(OWNER)
@@ -160,8 +169,7 @@ def shared(connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_allowed_call_runs_and_the_model_answers_on(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
+    chat = asked(db, PARIS)
     assert chat.pending is not None and chat.pending.call.name == "weather"
     assert json.loads(chat.pending.call.arguments) == {"city": "Paris"}
     assert [each.role for each in chat.stored] == ["user", "assistant"]
@@ -174,17 +182,13 @@ def test_an_allowed_call_runs_and_the_model_answers_on(db: Database) -> None:
 
 
 def test_no_refuses_and_the_model_reads_that(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
-    chat.decide("no")
+    chat = asked(db, PARIS, choice="no")
     assert chat.results == [REFUSED] and chat.last == "Read 1."
     assert REFUSED in chat.toy.prompts[-1]
 
 
 def test_always_holds_for_one_tool_in_one_chat(db: Database) -> None:
-    chat = chatting(db, PARIS, ROME)
-    chat.ask()
-    chat.decide("once")
+    chat = asked(db, PARIS, ROME, choice="once")
     found = chat.pending
     assert found is not None and found.number == 1 and "Rome" in found.call.arguments
     assert len(chat.stored) == 3, "the model waits for all results"
@@ -198,21 +202,16 @@ def test_always_holds_for_one_tool_in_one_chat(db: Database) -> None:
 
 
 def test_the_last_answer_is_proved_and_both_ways_read_the_same_prompt(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
-    proof = prove(chat.session, chat.id)
-    assert proof.verdict is not None and proof.verdict.identical, "the answer that calls"
+    chat = asked(db, PARIS)
+    proven(chat.session, chat.id)
     chat.decide("once")
     before = len(chat.toy.prompts)
-    proof = prove(chat.session, chat.id)
-    assert proof.verdict is not None and proof.verdict.identical
+    proven(chat.session, chat.id)
     assert "<tool_response>" in chat.toy.prompts[-1] and len(chat.toy.prompts) <= before + 1
 
 
 def test_a_server_that_ends_is_reported_and_the_call_waits(db: Database) -> None:
-    chat = chatting(db, call("die"))
-    chat.ask()
-    chat.decide("always")
+    chat = asked(db, call("die"), choice="always")
     found = chat.pending
     assert found is not None and "out of luck" in found.problem and "'Tests'" in found.problem
     assert not found.allowed, "what failed is asked about again"
@@ -222,8 +221,7 @@ def test_a_server_that_ends_is_reported_and_the_call_waits(db: Database) -> None
 
 
 def test_a_call_that_takes_too_long_ends(db: Database, monkeypatch: Any, tmp_path: Path) -> None:
-    chat = chatting(db, call("hang", file=str(tmp_path / "begun")))
-    chat.ask()
+    chat = asked(db, call("hang", file=str(tmp_path / "begun")))
     monkeypatch.setattr(tool_connections, "CALL_SECONDS", 0.2)
     chat.decide("once")
     assert chat.pending is not None and "no answer within" in chat.pending.problem
@@ -231,8 +229,7 @@ def test_a_call_that_takes_too_long_ends(db: Database, monkeypatch: Any, tmp_pat
 
 def test_stop_ends_a_call_at_once(db: Database, tmp_path: Path) -> None:
     file = tmp_path / "begun"
-    chat = chatting(db, call("hang", file=str(file)))
-    chat.ask()
+    chat = asked(db, call("hang", file=str(file)))
     chat.choose("always")
     assert soon(lambda: hangs(file) > 0) and chat.session.tasks.busy(OWNER, chat.id)
     with pytest.raises(Busy):
@@ -245,18 +242,14 @@ def test_stop_ends_a_call_at_once(db: Database, tmp_path: Path) -> None:
 
 
 def test_an_answer_that_was_cut_or_stopped_runs_nothing(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
-    chat.decide("always")
+    chat = asked(db, PARIS, choice="always")
     chat.ask(len(f"I look.\n{PARIS}"))
     found = chat.pending
     assert found is not None and found.allowed and len(chat.results) == 1
 
 
 def test_a_loop_ends_after_ten_rounds(db: Database) -> None:
-    chat = chatting(db, PARIS, always=True)
-    chat.ask()
-    chat.decide("always")
+    chat = asked(db, PARIS, always=True, choice="always")
     assert len(chat.results) == ROUNDS
     found = chat.pending
     assert found is not None and found.exhausted and found.number == 0
@@ -267,9 +260,7 @@ def test_a_loop_ends_after_ten_rounds(db: Database) -> None:
 
 
 def test_a_long_result_is_cut_and_says_so(db: Database) -> None:
-    chat = chatting(db, call("long", size=1_000_000))
-    chat.ask()
-    chat.decide("once")
+    chat = asked(db, call("long", size=1_000_000), choice="once")
     (result,) = chat.results
     assert result.startswith("x" * 100_000 + "\n[") and "1,000,000 bytes" in result
     assert len(result) < 100_100 and chat.last == "Read 1."
@@ -286,9 +277,7 @@ def test_a_result_leaves_room_in_the_context(db: Database) -> None:
 
 
 def test_a_hostile_result_stays_text_and_calls_nothing(db: Database) -> None:
-    chat = chatting(db, call("hostile"))
-    chat.ask()
-    chat.decide("once")
+    chat = asked(db, call("hostile"), choice="once")
     assert chat.results == [HOSTILE] and chat.last == "Read 1."
     assert chat.pending is None, "a call in a result is none of the model's"
     assert HOSTILE in chat.toy.prompts[-1]
@@ -297,15 +286,12 @@ def test_a_hostile_result_stays_text_and_calls_nothing(db: Database) -> None:
 
 
 def test_an_error_of_a_tool_is_a_result(db: Database) -> None:
-    chat = chatting(db, call("fail"))
-    chat.ask()
-    chat.decide("once")
+    chat = asked(db, call("fail"), choice="once")
     assert chat.results[0].startswith("The tool reports an error: ") and chat.last == "Read 1."
 
 
 def test_a_question_survives_a_restart(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
+    chat = asked(db, PARIS)
     later = chatting(db, PARIS)
     later.id = chat.id
     later.decide("once")
@@ -313,9 +299,7 @@ def test_a_question_survives_a_restart(db: Database) -> None:
 
 
 def test_results_survive_export_and_import_branch_edit_and_regenerate(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
-    chat.decide("once")
+    chat = asked(db, PARIS, choice="once")
     store, whole = chat.session.chat.conversations(OWNER), chat.stored
     assert read(chat, chat.id) == ["Paris: 21 degrees"]
     branch = store.copy(chat.id, whole[-1].id)
@@ -337,28 +321,23 @@ def test_results_survive_export_and_import_branch_edit_and_regenerate(db: Databa
 
 
 def test_a_message_instead_leaves_the_call_without_a_result(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
+    chat = asked(db, PARIS)
     first = chat.pending
-    assert first is not None
     chat.ask()
     with pytest.raises(PromptError):
-        place = first.message, first.number
-        chat.session.tool_calls.decide(OWNER, chat.id, *place, "once", CHOSEN)
+        chat.choose("once", first)
     chat.decide("once")
     assert chat.results == ["Paris: 21 degrees"] and chat.last == "Read 1."
 
 
 def test_a_call_in_the_form_of_another_model_is_text(db: Database) -> None:
     written = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome"}}]'
-    chat = chatting(db, written)
-    chat.ask()
+    chat = asked(db, written)
     assert chat.pending is None and chat.last.endswith(written)
 
 
 def test_an_imported_call_is_not_offered(db: Database) -> None:
-    chat = chatting(db, PARIS)
-    chat.ask()
+    chat = asked(db, PARIS)
     store = chat.session.chat.conversations(OWNER)
     (chat.id,) = store.import_([imports.read(store.export(chat.id))])
     assert chat.last == f"I look.\n{PARIS}" and chat.pending is None
@@ -456,9 +435,8 @@ def test_a_server_over_http(db: Database) -> None:
     port = pick_port("127.0.0.1", 0)
     app = tool_server.server.streamable_http_app()
     with listening(app, port):
-        chat = chatting(db, call("count"), address=f"http://127.0.0.1:{port}/mcp")
-        chat.ask()
-        chat.decide("once")
+        address = f"http://127.0.0.1:{port}/mcp"
+        chat = asked(db, call("count"), choice="once", address=address)
         chat.ask()
         chat.decide("once")
         assert [int(result) for result in chat.results] == [1, 2], "the connection stays open"

@@ -15,6 +15,7 @@ from engine.drafting.databases import DraftingMemory, OpenConversation, PastAnsw
 from engine.errors import StorageError
 from engine.local import Local
 from engine.methods import PLAIN
+from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from storage.conversations import StoredMessage
@@ -56,6 +57,10 @@ def preferences(
     return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
 
 
+TOYS = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
+"""A toy for any name."""
+
+
 def on_toy(db: Database, toy: Backend | None = None, **more: Any) -> Session:
     """A program on a toy in this process, as it has just started with a database."""
     guests = more.pop("guests", False)
@@ -81,9 +86,16 @@ def run(updates: Iterator[Update | Waiting]) -> Update:
     return last
 
 
-def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
-    conversation = session.chat.say(OWNER, None, text)
-    return conversation, answer(session, conversation, preferences(method))
+def ask(
+    session: Session,
+    text: str = "hello there",
+    method: str = "hd",
+    chosen: Preferences | None = None,
+    owner: str = OWNER,
+) -> tuple[str, Update]:
+    """A new conversation, and its first answer."""
+    conversation = session.chat.say(owner, None, text)
+    return conversation, answer(session, conversation, chosen or preferences(method), owner)
 
 
 def answer(
@@ -101,6 +113,13 @@ def prove(session: Session, conversation: str, owner: str = OWNER) -> Proof:
     """The proof of the last answer of a conversation."""
     *_, proof = session.proofs.prove(owner, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None
+    return proof
+
+
+def proven(session: Session, conversation: str) -> Proof:
+    """The proof of the last answer, which both ways said."""
+    proof = prove(session, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
     return proof
 
 

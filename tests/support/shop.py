@@ -22,7 +22,7 @@ from engine.settings import Runtime
 from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.statistics import open_table
-from tests.support.inside import OWNER, preferences, run
+from tests.support import inside
 from tests.support.toy import END, ToyBackend, deviating
 
 NAMES = ("one", "two", "three", "draft")
@@ -168,5 +168,4 @@ def fails(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> 
 def ask(
     session: Session, text: str = "hello there", method: str = "hd", budget: str = "adaptive"
 ) -> Update:
-    conversation = session.chat.say(OWNER, None, text)
-    return run(session.answering.answer(OWNER, conversation, preferences(method, budget=budget)))
+    return inside.ask(session, text, chosen=inside.preferences(method, budget=budget))[1]

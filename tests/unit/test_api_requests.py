@@ -13,9 +13,9 @@ from app.http.problems import ApiError
 from engine.backends.base import BackendInfo
 from engine.methods import PLAIN, USUAL
 from engine.settings import ThinkingChoice
-from engine.tools import FORMS
 from engine.types import Message
 from tests.support.odd import NESTED, ODD
+from tests.support.scripted import CALLS
 from tests.support.toy import ToyBackend
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -31,7 +31,7 @@ MODELS: dict[str, type[Body]] = {
     "messages": Messages,
     "responses": Responses,
 }
-INFO = replace(ToyBackend().info, can_think=True, calls=FORMS[0])
+INFO = replace(ToyBackend().info, can_think=True, calls=CALLS)
 
 
 def read(kind: str = "chat", **more: Any) -> Completion:
@@ -84,38 +84,175 @@ def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(kind: str) -
                 assert error.status in (400, 404) and len(error.message) < 400
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({"n": 17}, "n cannot be 17. Give a whole number from 1 to 16."),
-        ({"temperature": "hot"}, "Temperature cannot be 'hot'. Give a number from 0 to 2."),
-        ({"stream": "yes"}, "stream cannot be 'yes'. Give true or false."),
-        ({"stream_options": 1}, "stream_options cannot be 1. Give an object."),
+WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+TOOL: Any = {"type": "function", "function": {"name": "get_weather"}}
+SPOILED: Any = {"function": {"name": "a", "parameters": {"properties": {"a": {"type": "txt"}}}}}
+IMAGE, BROKEN, XML = {"type": "input_image", "image_url": "x"}, {"type": 1}, {"type": "xml"}
+RESULT = {"role": "tool", "content": "x"}
+FORMAT = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+
+
+def function(**more: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": more}]}
+
+
+def said_calls(arguments: str) -> list[Any]:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    return [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+
+
+def said(*content: dict[str, Any], role: str = "user") -> list[Any]:
+    return [{"role": role, "content": [*content]}]
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
+    "chat": [
+        ({"n": 17}, "n", "n cannot be 17. Give a whole number from 1 to 16."),
+        ({"temperature": "hot"}, "temperature", "cannot be 'hot'. Give a number from 0 to 2."),
+        ({"stream": "yes"}, "stream", "stream cannot be 'yes'. Give true or false."),
+        ({"stream_options": 1}, "stream_options", "cannot be 1. Give an object."),
         (
             {"stream_options": {"include_usage": 1}},
+            "stream_options",
             "include_usage cannot be 1. Give true or false.",
         ),
-        ({"stop": 5}, "stop cannot be 5. Give a string, or at most 16 of them"),
-        ({"reasoning_format": "xml"}, "cannot be 'xml'. Give 'auto', 'deepseek' or 'none'."),
+        ({"stop": 5}, "stop", "stop cannot be 5. Give a string, or at most 16 of them"),
+        ({"reasoning_format": "xml"}, "reasoning_format", "Give 'auto', 'deepseek' or 'none'."),
         (
             {"reasoning_effort": "much"},
+            "reasoning_effort",
             "cannot be 'much'. Give 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'.",
         ),
-        ({"speculative": 5}, "speculative cannot be 5. Give false, the name of a method"),
-        ({"speculative": {"a": 1}}, "speculative.a is not known. Leave it out."),
-        ({"speculative": {"nodes": 999}}, "Max drafted tokens cannot be 999. Give a whole number"),
-        ({"messages": None}, "messages is missing. Give a list of 1 to 4,096 messages."),
-        ({"messages": []}, "messages cannot be []. Give a list of 1 to 4,096 messages."),
-        ({"chat_template_kwargs": {"x": True}}, "cannot have 'x'. Use: enable_thinking, thinking."),
-        ({"chat_template_kwargs": 3}, "chat_template_kwargs cannot be 3. Give an object"),
-        ({"chat_template_kwargs": {"thinking": 1}}, "Give true or false"),
-        ({"chat_template_kwargs": {"enable_thinking": True, "thinking": False}}, "says both"),
-        ({"top_logprobs": 3}, "top_logprobs needs logprobs to be true."),
+        ({"speculative": 5}, "speculative", "cannot be 5. Give false, the name of a method"),
+        ({"speculative": {"a": 1}}, "speculative", "speculative.a is not known. Leave it out."),
+        ({"speculative": {"nodes": 999}}, "speculative", "Max drafted tokens cannot be 999."),
+        ({"messages": None}, "messages", "is missing. Give a list of 1 to 4,096 messages."),
+        ({"messages": []}, "messages", "cannot be []. Give a list of 1 to 4,096 messages."),
+        ({"messages": [*HELLO, RESULT]}, "messages[1]", "tool_call_id"),
+        ({"messages": [*HELLO, RESULT | {"tool_call_id": "y"}]}, "messages", "has the id 'y'"),
+        (
+            {"messages": said_calls("[]")},
+            "messages[1].tool_calls",
+            "Give a JSON object as text",
+        ),
+        ({"messages": said_calls("")}, "messages", "has to be the user's or a tool's"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs", "cannot be 3. Give an object"),
+        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs to be true."),
+        ({"tools": [TOOL], "logprobs": True}, "logprobs", "cannot be combined with tools"),
+        ({"tools": {}}, "tools", "Give a list"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+        (function(name="a b"), "tools[0].function", "a name of letters"),
+        (function(name="a", parameters=[1]), "tools[0].function", "Give a JSON object."),
+        ({"tool_choice": "must"}, "tool_choice", "Use 'auto', 'none', 'required'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "or a tool's name"),
+        ({"tool_choice": "required"}, "tool_choice", "demands a call, which is none"),
+        (
+            {"tools": [TOOL], "tool_choice": TOOL | {"function": {"name": "other"}}},
+            "tool_choice",
+            "demands 'other', which is none of the tools",
+        ),
+        (
+            {"tool_choice": "required", "tools": [TOOL | SPOILED]},
+            "tools",
+            "The schema of a tool cannot be used",
+        ),
+        ({"tools": [TOOL], "guided_regex": "a"}, "tools", "cannot be combined"),
+        ({"prediction": "text"}, "prediction", "prediction cannot be"),
+        ({"prediction": {"content": "text"}}, "prediction", "prediction.type is missing"),
+        ({"prediction": {"type": "content"}}, "prediction", "prediction.content is missing"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction", "content cannot be 5"),
+        ({"guided_json": {"type": "objct"}}, "guided_json", "objct"),
+        ({"json_schema": {"properties": {"a": {"not": {}}}}}, "json_schema", "not"),
+        ({"guided_regex": "[a-"}, "guided_regex", "unclosed character class"),
+        ({"grammar": "root :="}, "grammar", "Expected ::="),
+        ({"guided_json": "{"}, "guided_json", "column 1"),
+        ({"guided_json": 5}, "guided_json", "Give a JSON schema"),
+        ({"guided_choice": [1]}, "guided_choice", "Give a list of texts"),
+        ({"response_format": XML}, "response_format", "'json_schema'"),
+        ({"response_format": "json"}, "response_format", "Give an object"),
+        (
+            {"guided_regex": "a", "guided_choice": ["a"]},
+            "guided_choice",
+            "guided_regex and guided",
+        ),
+        ({"guided_json": {"$ref": "http://example.com/a"}}, "guided_json", "example.com"),
+        ({"guided_json": {"enum": [f"v{n}" for n in range(20_000)]}}, "guided_json", "too big"),
     ],
-)
-def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], expected: str) -> None:
-    error = refused(**more)
-    assert expected in error.message and error.param == next(iter(more))
+    "messages": [
+        (
+            {"tools": [{"name": "get_weather"}], "tool_choice": {"type": "must"}},
+            "tool_choice",
+            "'any'",
+        ),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice", "demands 'f', which is"),
+        (
+            {"tools": [{"name": "get_weather"}], "tool_choice": {"type": "tool"}},
+            "tool_choice",
+            "needs the name",
+        ),
+        ({"tool_choice": {"type": "tool", "name": ""}}, "tool_choice", "needs the name"),
+        ({"messages": said({"type": "image"})}, "messages[0].content", "no images"),
+        ({"messages": said({"type": "tool_result"})}, "messages[0].content", "tool_use_id"),
+        ({"messages": said({"type": "tool_use"})}, "messages[0].content", "an id and a name"),
+        (
+            {"messages": said({"type": "tool_result", "tool_use_id": "x"})},
+            "messages",
+            "has the id 'x'",
+        ),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "mcp_servers is not supported"),
+        ({"thinking": {"type": "often"}}, "thinking", "'enabled', 'adaptive' or 'disabled'"),
+        ({"output_config": {"format": XML}}, "output_config", "'json_schema'"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": BROKEN}}},
+            "output_config",
+            "cannot be",
+        ),
+        (
+            {"output_config": FORMAT, "tools": [{"name": "get_weather"}]},
+            "tools",
+            "cannot be combined",
+        ),
+        ({"output_config": {"effort": "huge"}}, "output_config", "'low'"),
+    ],
+    "responses": [
+        ({"input": []}, "input", "a list of 1 to 4,096"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "Give 'message'"),
+        ({"input": [{"type": "compaction"}]}, "input[0].type", "Give 'message'"),
+        ({"input": [{"content": "x"}]}, "input[0]", "needs a role"),
+        ({"input": said(IMAGE)}, "input[0].content", "no images"),
+        ({"input": [{"type": "function_call_output"}]}, "input[0]", "needs the call_id"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]", "needs a name"),
+        ({"input": [{"type": "custom_tool_call", "name": "a"}]}, "input[0]", "the call_id"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "a"}]}, "input[0]", "needs a name"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+            "input",
+            "has the id 'x'",
+        ),
+        ({"text": {"format": XML}}, "text", "'json_schema'"),
+        ({"text": {"format": {"type": "json_schema", "schema": BROKEN}}}, "text", "cannot be"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [WEATHER]}, "tools", "combined"),
+        ({"background": True}, "background", "is not supported"),
+        ({"conversation": "c"}, "conversation", "is not supported"),
+        ({"prompt": {"id": "p"}}, "prompt", "Leave it out"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "demands 'f'"),
+        ({"tool_choice": {"type": "custom", "name": "f"}}, "tool_choice", "none of the"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "cannot be"),
+        (
+            {"tools": [{"type": "custom", "name": "a", "format": {"type": "x"}}]},
+            "tools[0].format",
+            "'text' or 'grammar'",
+        ),
+        ({"previous_response_id": "x"}, "previous_response_id", "There is no answer 'x'"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_error_names_the_parameter_and_says_what_to_give(kind: str) -> None:
+    for more, param, words in REFUSED[kind]:
+        error = refused(kind, **more)
+        assert words in error.message and (error.status, error.param) == (400, param), more
 
 
 @pytest.mark.parametrize(
@@ -125,7 +262,6 @@ def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], expected
         ("x", "messages[1]"),
         ({}, "messages[1].role"),
         ({"role": "robot"}, "messages[1].role"),
-        ({"role": "tool"}, "messages[1]"),
         ({"role": []}, "messages[1].role"),
         ({"role": "user", "content": 1}, "messages[1].content"),
         ({"role": "user", "content": NESTED}, "messages[1].content"),
@@ -137,6 +273,26 @@ def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], expected
 )
 def test_a_message_is_refused_with_its_number(message: Any, param: str) -> None:
     assert refused(messages=[*HELLO, message]).param == param
+
+
+def test_what_the_model_cannot_do_is_refused() -> None:
+    def error(info: BackendInfo, **more: Any) -> tuple[str | None, str]:
+        with pytest.raises(ApiError) as raised:
+            completion(Chat, BASE["chat"] | more, info)
+        return raised.value.param, raised.value.message
+
+    bare = ToyBackend().info
+    call = {"id": "1", "function": {"name": "f"}}
+    called = [*HELLO, {"role": "assistant", "tool_calls": [call]}, RESULT | {"tool_call_id": "1"}]
+    for name, value in (("tools", [TOOL]), ("messages", called)):
+        param, message = error(bare, **{name: value})
+        assert param == name and "toy cannot call tools" in message
+    unframed = replace(INFO, calls=CALLS._replace(frame=None))
+    assert "cannot be enforced" in error(unframed, tools=[TOOL], tool_choice="required")[1]
+    on, off = ({"chat_template_kwargs": {"enable_thinking": thinks}} for thinks in (True, False))
+    assert "toy has no thinking" in error(bare, **on)[1]
+    for harmless in (off, {"tools": []}):
+        assert completion(Chat, BASE["chat"] | harmless, bare).requests
 
 
 def test_an_empty_call_in_a_message_changes_nothing() -> None:
@@ -204,13 +360,14 @@ def test_thinking_is_said_in_either_word() -> None:
     assert thinking() is thinking(thinking=None) is None
     assert thinking(enable_thinking=True, thinking=None) is thinking(thinking=True) is True
     assert thinking(enable_thinking=False, thinking=False) is False
-    for switches, code in (
-        ({"x": None}, "unsupported_parameter"),
-        ({"enable_thinking": 1}, None),
-        ({"enable_thinking": True, "thinking": False}, None),
+    for switches, code, words in (
+        ({"x": None}, "unsupported_parameter", "have 'x'. Use: enable_thinking, thinking."),
+        ({"enable_thinking": 1}, None, "Give true or false"),
+        ({"enable_thinking": True, "thinking": False}, None, "says both"),
     ):
         error = refused(chat_template_kwargs=switches)
         assert (error.param, error.code) == ("chat_template_kwargs", code)
+        assert words in error.message
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from storage.conversations import MAX_TITLE, Conversation, Conversations, Piece
 from storage.database import Database
 from storage.drafting import ContextStore
 from storage.traces import Traces
-from tests.support.odd import spoiled
+from tests.unit.test_imports import own
 
 HOSTILE = [
     "'; DROP TABLE messages; --",
@@ -26,6 +26,9 @@ HOSTILE = [
     "🦙 naïve 名前 שלום",
 ]
 PIECES = [("Hel", "model", 3, 0, 7, 0.25), ("lo", "target", 0, 0, 8, 1.0)]
+
+BROKEN = ("'nonsense'", "'{}'", "'[1]'", f"'{'[' * 100_000}'", "x'00ff'", "7")
+"""What may stand in the place of stored JSON, in SQL."""
 
 
 @pytest.fixture
@@ -55,22 +58,6 @@ def contents(conversations: Conversations, id: str) -> list[str]:
 def imported(conversations: Conversations, data: object) -> Conversation:
     (id,) = conversations.import_([imports.read(data)])
     return conversations.get(id)
-
-
-def exported(**changes: Any) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "format": "strata-conversation",
-        "version": 1,
-        "title": "A talk",
-        "system_prompt": "Be brief.",
-        "settings": {"seed": 3},
-        "created": 1_700_000_000.5,
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hello", "pieces": [list(row) for row in PIECES]},
-        ],
-    }
-    return data | changes
 
 
 def test_a_new_conversation_is_empty(ada: Conversations) -> None:
@@ -155,18 +142,13 @@ def test_an_answer_reads_its_tokens_from_its_run(db: Database, ada: Conversation
 @pytest.mark.parametrize(
     "damage",
     [
-        "'nonsense'",
-        "'{}'",
-        "'[1]'",
+        *BROKEN,
         "'[\"abcdef\"]'",
         '\'[[1,7,"model",3,"Hel"]]\'',
         "'[[1,7,\"model\",3,5,0.5]]'",
         '\'[[1,-7,"model",3,"Hel",0.5]]\'',
         '\'[[1,7,"model",3,"Hel",1e999]]\'',
         '\'[[1,7,"model",3,"Hel","0.5"]]\'',
-        f"'{'[' * 100_000}'",
-        "x'00ff'",
-        "7",
     ],
 )
 def test_damaged_steps_cost_the_colours_only(db: Database, ada: Conversations, damage: str) -> None:
@@ -287,81 +269,13 @@ def test_search_reads_titles_and_messages_and_takes_wildcards_literally(ada: Con
     assert found("%" * 100_000) == []
 
 
-def deep(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = {"x": value}
-    return value
-
-
-USER = {"role": "user", "content": "x"}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        "text",
-        exported(format="other"),
-        exported(version=3),
-        exported(version=0),
-        exported(settings={"x": "y" * 70_000}),
-        exported(settings={"x": float("nan")}),
-        exported(settings={"x": 10**5000}),
-        exported(settings=deep(9)),
-        exported(settings=deep(100_000)),
-        exported(created=float("inf")),
-        exported(created=-1),
-        exported(messages=[USER] * 10_001),
-        exported(messages=[{**USER, "content": "x" * 1_000_001}] * 10),
-        {"title": "t", "mapping": []},
-        {"title": "t", "mapping": {"a": 1}, "current_node": "a"},
-    ],
-)
-def test_a_bad_import_is_refused_whole(ada: Conversations, data: object) -> None:
-    with pytest.raises(StorageError):
-        imported(ada, data)
-    assert ada.list() == []
-
-
-def test_nothing_of_another_type_is_imported(ada: Conversations) -> None:
-    """At whatever place of a file of ours that holds everything there is."""
-    place = {"created": 5.0, "parent": 0, "chosen": 0}
-    answer = {"role": "assistant", "content": "x", "pieces": [list(PIECES[0])], **place}
-    sound = exported(version=2, messages=[USER, answer], pinned=True, folder="Work")
-    named = {*imports.OwnFile.model_fields, *imports.PlacedMessage.model_fields}
-    assert {*sound, *answer} == {*named, "format", "version"}
-    for data in spoiled(sound, free=frozenset(sound["settings"])):
-        with pytest.raises(StorageError):
-            imports.read(data)
-    ada.import_([imports.read(sound)])
-
-
-def chatgpt_node(parent: str | None, role: str, parts: list[Any]) -> dict[str, Any]:
-    message = {"author": {"role": role}, "content": {"content_type": "text", "parts": parts}}
-    return {"parent": parent, "message": message}
-
-
-def test_a_chatgpt_export_keeps_its_time_and_what_is_text(ada: Conversations) -> None:
-    mapping = {"a": chatgpt_node(None, "user", ["Hel", {"image": 1}, "lo"])}
-    entry = {"title": "t" * 300, "create_time": 1_700_000_000.5, "mapping": mapping}
-    conversation = imported(ada, entry)
-    assert (conversation.title, conversation.created) == ("t" * 200, 1_700_000_000.5)
-    assert contents(ada, conversation.id) == ["Hello"]
-    circle = {"a": chatgpt_node("b", "user", ["Hi"]), "b": chatgpt_node("a", "user", ["Ho"])}
-    conversation = imported(ada, {"title": None, "mapping": circle, "current_node": "a"})
-    assert conversation.title == "Ho", "what was said first"
-    assert contents(ada, conversation.id) == ["Ho", "Hi"]
-
-
 def test_half_a_surrogate_pair_is_replaced(db: Database, ada: Conversations) -> None:
     id = ada.create("a\ud800b").id
     ada.append(id, "user", "c\udfffd")
     assert ada.get(id).title == "a\ufffdb" and contents(ada, id) == ["c\ufffdd"]
     assert [item.id for item in ada.list("c\udfffd")] == [id]
     piece = ["a\ud800b", "m\udfff", 0, 0, 0, 0.5]
-    text = json.dumps(exported(messages=[{"role": "assistant", "content": "x", "pieces": [piece]}]))
-    (export,) = imports.read_file(text.encode(), 9).conversations
+    export = imports.read(own(role="assistant", pieces=[piece]))
     (id,) = ada.import_([export._replace(settings={"stop": ["\ud800"]})])
     (message,) = ada.messages(id)
     assert message.pieces == (("a\ufffdb", "m\ufffd", 0, 0, 0, 0.5),)
@@ -380,10 +294,7 @@ def test_half_a_surrogate_pair_is_replaced(db: Database, ada: Conversations) -> 
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("settings", "'{'"),
-        ("settings", "'[]'"),
-        ("settings", "x'00ff'"),
-        ("settings", f"'{'[' * 100_000}'"),
+        *(("settings", value) for value in BROKEN if value != "'{}'"),
         ("title", "CAST(x'41ff42' AS TEXT)"),
         ("title", "x'00ff'"),
         ("system_prompt", "x'00ff'"),
@@ -410,16 +321,11 @@ def test_a_damaged_conversation_hides_no_other_and_can_be_deleted(
 @pytest.mark.parametrize(
     "pieces",
     [
-        "'nonsense'",
-        "'{}'",
-        "'[1]'",
+        *BROKEN,
         "'[[1,\"m\",0,0,0,0.5]]'",
         '\'[["x","m",0,0,0,1e999]]\'',
         '\'[["x","m",0,0,99999999999999999999999,0.5]]\'',
-        f"'{'[' * 100_000}'",
-        "x'00ff'",
         "CAST(x'5b5bff' AS TEXT)",
-        "7",
     ],
 )
 def test_damaged_pieces_cost_the_colours_only(

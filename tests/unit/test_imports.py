@@ -12,6 +12,8 @@ from storage import imports
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.exported import Export
+from tests.support.exports import chatgpt, node
+from tests.support.odd import spoiled
 
 ROOM = 20_000
 
@@ -29,8 +31,7 @@ def said(export: Export) -> list[tuple[str, str]]:
 
 def chat(title: str = "A chat", text: str = "Hi") -> dict[str, Any]:
     """An entry of a ChatGPT export."""
-    message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": [text]}}
-    return {"title": title, "mapping": {"a": {"parent": None, "message": message}}}
+    return chatgpt(node("a", "root", "user", text), title=title)
 
 
 def web_message(id: str, parent: str | None, role: str, content: str) -> dict[str, Any]:
@@ -105,6 +106,8 @@ def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
             "in message 1, role cannot be 'judge'. Give 'system'",
         ),
         ({"mapping": {}}, "no messages with text"),
+        ({"mapping": []}, "mapping is of type list"),
+        ({"mapping": {"a": 1}, "current_node": "a"}, "tree of messages is of type int"),
         ([], "The file is empty"),
         (7, "of type int"),
         ({"conv": 5, "messages": []}, "cannot be imported"),
@@ -193,6 +196,17 @@ def test_a_file_is_read_and_stored_within_bounds(
             "COMMIT",
         ]
         assert len(mine.list()) == 25
+
+
+def test_a_chatgpt_export_keeps_its_time_and_what_is_text() -> None:
+    message = node("a", "root", "user", ["Hel", {"image": 1}, "lo"])
+    export = imports.read(chatgpt(message, title="t" * 300, create_time=1_700_000_000.5))
+    assert (export.title, export.created) == ("t" * 200, 1_700_000_000.5)
+    assert said(export) == [("user", "Hello")]
+    nodes = node("a", "b", "user", "Hi"), node("b", "a", "user", "Ho")
+    export = imports.read(chatgpt(*nodes, title=None, current_node="a"))
+    assert export.title == "Ho", "what was said first"
+    assert said(export) == [("user", "Ho"), ("user", "Hi")]
 
 
 def test_an_owner_has_room_for_so_many(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,28 +299,65 @@ def own(version: int = 2, **message: Any) -> dict[str, Any]:
     }
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+USER = {"role": "user", "content": "x"}
+
+
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("value", "expected"),
     [
-        ({"content": ["x"]}, "messages[0].content cannot be ['x']. Give a text."),
-        ({"created": float("nan")}, "messages[0].created cannot be nan."),
-        ({"created": 10**400}, "messages[0].created cannot be 1000000"),
-        ({"created": 2**33}, "It should be less than 8589934592."),
-        ({"parent": 0}, "the parent of message 1 is not one of the messages before it"),
-        ({"chosen": None}, "messages[0].chosen cannot be None."),
-        ({"chosen": 2**31}, "messages[0].chosen cannot be 2147483648."),
-        ({"pieces": {}}, "messages[0].pieces cannot be {}. Give a list."),
-        ({"pieces": [PIECE, PIECE[:5]]}, "messages[0].pieces[1][5] is missing."),
-        ({"pieces": [[*PIECE, 1]]}, "messages[0].pieces[0] cannot be ["),
-        ({"pieces": [["x", "m" * 201, *PIECE[2:]]]}, "at most 200 items"),
-        ({"pieces": [["x", "m", 1.0, *PIECE[3:]]]}, "messages[0].pieces[0][2] cannot be 1.0."),
-        ({"pieces": [[*PIECE[:5], 1.5]]}, "messages[0].pieces[0][5] cannot be 1.5."),
+        (own(content=["x"]), "messages[0].content cannot be ['x']. Give a text."),
+        (own(created=float("nan")), "messages[0].created cannot be nan."),
+        (own(created=10**400), "messages[0].created cannot be 1000000"),
+        (own(created=float("inf")), "messages[0].created cannot be inf."),
+        (own(created=-1), "messages[0].created cannot be -1."),
+        (own(created=2**33), "It should be less than 8589934592."),
+        (own(parent=0), "the parent of message 1 is not one of the messages before it"),
+        (own(chosen=None), "messages[0].chosen cannot be None."),
+        (own(chosen=2**31), "messages[0].chosen cannot be 2147483648."),
+        (own(pieces={}), "messages[0].pieces cannot be {}. Give a list."),
+        (own(pieces=[PIECE, PIECE[:5]]), "messages[0].pieces[1][5] is missing."),
+        (own(pieces=[[*PIECE, 1]]), "messages[0].pieces[0] cannot be ["),
+        (own(pieces=[["x", "m" * 201, *PIECE[2:]]]), "at most 200 items"),
+        (own(pieces=[["x", "m", 1.0, *PIECE[3:]]]), "messages[0].pieces[0][2] cannot be 1.0."),
+        (own(pieces=[[*PIECE[:5], 1.5]]), "messages[0].pieces[0][5] cannot be 1.5."),
+        (own() | {"format": "other"}, "its format is 'other' 2"),
+        (own(version=3), "its format is 'strata-conversation' 3"),
+        (own(version=0), "its format is 'strata-conversation' 0"),
+        (own() | {"settings": {"x": "y" * 70_000}}, "have 70009 characters and 1 levels"),
+        (own() | {"settings": {"x": float("nan")}}, "not plain JSON values"),
+        (own() | {"settings": {"x": 10**5000}}, "not plain JSON values"),
+        (own() | {"settings": nested(9)}, "have 64 characters and 9 levels"),
+        (own() | {"settings": nested(100_000)}, "not plain JSON values"),
+        (own() | {"messages": [USER] * 10_001}, "at most 10000 items"),
+        (own() | {"messages": [{**USER, "content": "x" * 1_000_001}] * 10}, "it has 10,000,010"),
     ],
 )
-def test_a_value_of_a_file_of_ours_is_never_coerced(message: dict[str, Any], expected: str) -> None:
+def test_a_value_of_a_file_of_ours_is_never_coerced(value: object, expected: str) -> None:
     with pytest.raises(StorageError) as caught:
-        imports.read(own(**message))
+        imports.read(value)
     assert expected in str(caught.value) and "cannot be imported" in str(caught.value)
+
+
+def test_nothing_of_another_type_is_imported() -> None:
+    """At whatever place of a file of ours that holds everything there is."""
+    answer = {"role": "assistant", "content": "x", "pieces": [PIECE]}
+    places = {"created": 5.0, "parent": 0, "chosen": 0}
+    more = {"system_prompt": "Be brief.", "settings": {"seed": 3}, "created": 1_700_000_000.5}
+    sound = own() | more | {"pinned": True, "folder": "Work"}
+    sound["messages"] = [USER, answer | places]
+    named = {*imports.OwnFile.model_fields, *imports.OwnMessage.model_fields}
+    assert {*sound, *sound["messages"][1]} == {*named, "format", "version"}
+    for data in spoiled(sound, free=frozenset(sound["settings"])):
+        with pytest.raises(StorageError):
+            imports.read(data)
+    imports.read(sound)
 
 
 def test_what_a_file_of_ours_may_leave_out_or_write_otherwise() -> None:

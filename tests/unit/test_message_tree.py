@@ -14,6 +14,7 @@ from storage.database import Database
 from storage.drafting import ContextStore
 from storage.exported import Export, ExportedMessage
 from storage.traces import Traces
+from tests.support.exports import chatgpt, node
 from tests.unit.test_conversations import PIECES, contents, step_of
 
 
@@ -333,25 +334,19 @@ def test_an_export_carries_all_branches(ada: Conversations, db: Database, id: st
     assert shown(bob, copy) == "abcde"
 
 
-def chatgpt(parent: str | None, role: str, text: str) -> dict[str, Any]:
-    content = {"content_type": "text", "parts": [text]}
-    return {"parent": parent, "message": {"author": {"role": role}, "content": content}}
-
-
-CHATGPT = {
-    "second": chatgpt("tool", "assistant", "B"),
-    "root": {"parent": None, "message": None},
-    "note": chatgpt("root", "system", ""),
-    "question": chatgpt("note", "user", "a"),
-    "first": chatgpt("question", "assistant", "b"),
-    "tool": chatgpt("question", "tool", "result"),
-    "more": chatgpt("first", "user", "c"),
-    "other": chatgpt("note", "user", "A"),
-    "empty": chatgpt("more", "assistant", " "),
-    "last": chatgpt("empty", "user", "d"),
-    "broken": 7,
-    "below": chatgpt("broken", "user", "x"),
-}
+CHATGPT = chatgpt(
+    node("second", "tool", "assistant", "B"),
+    node("note", "root", "system", ""),
+    node("question", "note", "user", "a"),
+    node("first", "question", "assistant", "b"),
+    node("tool", "question", "tool", "result"),
+    node("more", "first", "user", "c"),
+    node("other", "note", "user", "A"),
+    node("empty", "more", "assistant", " "),
+    node("last", "empty", "user", "d"),
+    node("below", "broken", "user", "x"),
+)
+CHATGPT["mapping"]["broken"] = 7
 WEB = {
     id: {"id": id, "parentId": parent, "role": role, "content": id}
     for id, parent, role in (
@@ -371,7 +366,7 @@ WEB = {
 def test_trees_of_other_programs_keep_their_branches(ada: Conversations, kind: str) -> None:
     def read(node: str) -> Export:
         if kind == "ChatGPT":
-            return imports.read({"title": "t", "mapping": CHATGPT, "current_node": node})
+            return imports.read(CHATGPT | {"current_node": node})
         ids = {"second": "B", "question": "a", "last": "c", "other": "A", "more": "c"}
         return imports.read({"chat": {"history": {"messages": WEB, "currentId": ids[node]}}})
 
@@ -382,6 +377,6 @@ def test_trees_of_other_programs_keep_their_branches(ada: Conversations, kind: s
     for text, path in (("B", "aB"), ("A", "A"), ("x", "x"), ("a", "aB"), ("c", "abcd")):
         ada.show(id, names[text])
         assert shown(ada, id) == path
-    for node, path in (("second", "aB"), ("other", "A")):
-        (id,) = ada.import_([read(node)])
+    for current, path in (("second", "aB"), ("other", "A")):
+        (id,) = ada.import_([read(current)])
         assert shown(ada, id) == path

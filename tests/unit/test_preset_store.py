@@ -49,14 +49,6 @@ def test_what_cannot_be_kept_is_refused(
     assert [known.name for known in store.list()] == ["one"]
 
 
-def test_there_is_an_end_to_them(store: PresetStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PresetStore, "MOST", 2)
-    for name in ("one", "two"):
-        store.add(preset(name))
-    with pytest.raises(StorageError, match="Delete some"):
-        store.add(preset("three"))
-
-
 def test_a_model_begins_with_the_one_that_was_chosen_for_it(store: PresetStore) -> None:
     made, path = store.add(preset("one")), "/models/\udc80.gguf"
     for source in (path, "owner/name"):

@@ -295,21 +295,17 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "text": lambda path: path.write_bytes(b"not a database at all" * 400),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:1000]),
     "folder": lambda path: (path.unlink(), path.mkdir()),
-    "foreign": lambda path: edited(path, "DROP TABLE meta"),
-    "no grams": lambda path: edited(path, "DROP TABLE grams"),
-    "other columns": lambda path: edited(path, "ALTER TABLE grams ADD COLUMN more"),
-    "newer": lambda path: edited(path, "UPDATE meta SET value = '3' WHERE name = 'format'"),
-    "huge": lambda path: edited(
-        path, "UPDATE meta SET value = '1048576' WHERE name = 'vocabulary'"
-    ),
-    "none": lambda path: edited(path, "UPDATE meta SET value = '0' WHERE name = 'vocabulary'"),
-    "lacks": lambda path: edited(path, "DELETE FROM meta WHERE name = 'tokens'"),
-    "vocabulary": lambda path: edited(
-        path, "UPDATE meta SET value = 'many' WHERE name = 'vocabulary'"
-    ),
 }
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 POISONS: dict[str, Sequence[str]] = {
+    "foreign": ("DROP TABLE meta",),
+    "no grams": ("DROP TABLE grams",),
+    "other columns": ("ALTER TABLE grams ADD COLUMN more",),
+    "newer": ("UPDATE meta SET value = '3' WHERE name = 'format'",),
+    "huge": ("UPDATE meta SET value = '1048576' WHERE name = 'vocabulary'",),
+    "none": ("UPDATE meta SET value = '0' WHERE name = 'vocabulary'",),
+    "lacks": ("DELETE FROM meta WHERE name = 'tokens'",),
+    "vocabulary": ("UPDATE meta SET value = 'many' WHERE name = 'vocabulary'",),
     "endless grams": (
         "DROP TABLE grams",
         f"CREATE VIEW grams(key, followers) AS {ENDLESS} SELECT i, x'0000' FROM n WHERE i < 0",
@@ -345,19 +341,16 @@ POISONS: dict[str, Sequence[str]] = {
 }
 
 
-@pytest.mark.parametrize("breakage", BREAKAGES)
-def test_a_file_that_is_none_is_refused_by_name(path: Path, breakage: str) -> None:
-    BREAKAGES[breakage](path)
+@pytest.mark.parametrize("fault", [*BREAKAGES, *POISONS])
+def test_a_poisoned_file_is_refused_at_once(path: Path, fault: str) -> None:
+    """And one that is none: each by its name."""
+    if fault in BREAKAGES:
+        BREAKAGES[fault](path)
+    else:
+        edited(path, *POISONS[fault])
     with pytest.raises(StorageError) as caught:
         StatisticsTable(path)
     assert repr(str(path)) in str(caught.value) and "Build it again" in str(caught.value)
-
-
-@pytest.mark.parametrize("poison", POISONS)
-def test_a_poisoned_file_is_refused_at_once(path: Path, poison: str) -> None:
-    edited(path, *POISONS[poison])
-    with pytest.raises(StorageError, match="Build it again"):
-        StatisticsTable(path)
 
 
 def test_opening_takes_seconds_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
