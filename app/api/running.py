@@ -11,9 +11,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from queue import SimpleQueue
 from time import monotonic
 
 from app.api.figures import FINISHES, AnswerFigures, Counters
@@ -176,8 +178,13 @@ class Service:
     def events(
         self, owner: str, completion: Completion, task: Task
     ) -> Generator[AnswerEvent, None, None]:
-        for number, request in enumerate(completion.requests):
-            yield from self.choice(number, request, owner, task, completion)
+        """All choices: in order, or at once if the model gives several answers at once."""
+        choices = [
+            self.choice(number, request, owner, task, completion)
+            for number, request in enumerate(completion.requests)
+        ]
+        at_once = min(self.programs.parallel, len(choices))
+        yield from chain(*choices) if at_once == 1 else merged(choices, at_once, task)
 
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion
@@ -214,6 +221,42 @@ class Service:
             if began:
                 ended = FINISHES[choice.finish] if choice.finish else "abort"
                 self.counters.answered(choice.answered, ended, first, monotonic() - arrived)
+
+
+def merged(
+    choices: Sequence[Generator[AnswerEvent, None, None]], at_once: int, task: Task
+) -> Generator[AnswerEvent, None, None]:
+    """The events of choices of which so many run at once. The first one begins alone, because the
+    others copy what it has read of the same prompt. An error of one ends all."""
+    events = SimpleQueue[AnswerEvent | BaseException | None]()
+
+    def run(choice: Generator[AnswerEvent, None, None]) -> None:
+        try:
+            for event in choice:
+                events.put(event)
+        except BaseException as error:
+            events.put(error)
+        else:
+            events.put(None)
+
+    with ThreadPoolExecutor(at_once, "choice") as pool:
+        pool.submit(run, choices[0])
+        over, waiting = 0, list(choices[1:])
+        try:
+            while over < len(choices):
+                event = events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                if isinstance(event, Piece | None):
+                    while waiting:
+                        pool.submit(run, waiting.pop(0))
+                if event is None:
+                    over += 1
+                else:
+                    yield event
+        except BaseException:
+            task.stop.set()
+            raise
 
 
 class Running:

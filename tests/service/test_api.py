@@ -5,9 +5,9 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
 from math import exp
@@ -24,8 +24,11 @@ from app.api.requests import Chat, completion
 from app.api.running import Running
 from app.http.login import BY_ALL, BY_SOURCE
 from app.service.programs import MOST_EACH
+from engine.backends.base import LogitScores, Wanted
 from engine.loaded import no_model
+from engine.local import Local
 from engine.settings import Generation, Sampling
+from engine.tree import Tree
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from tests.support.inside import Held, on_toy, preferences, soon
@@ -232,6 +235,51 @@ def test_several_choices_have_seeds_that_follow(program: openai.OpenAI) -> None:
     ends = [c.choices[0].index for c in chunks if c.choices[0].finish_reason]
     assert ends == [0, 1] and "timings" not in chunks[-1].model_extra
     assert len(chunks[-1].model_extra["strata"]["choices"]) == 2
+
+
+def test_choices_are_answered_at_once_if_answers_are() -> None:
+    """After its first step, the first one waits here for the others."""
+    asked, steps, shared, failing = list[object](), list[int](), list[int](), False
+
+    class Meeting(ToyBackend):
+        def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+            assert len(asked) != 1 or not steps or soon(lambda: len(asked) > 1)
+            steps.append(len(tree))
+            return super().score(tree, sampling)
+
+        def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
+            shared.append(len(wanted))
+            if failing:
+                raise RuntimeError("out of memory")
+            return super().score_all(wanted)
+
+    def four(**more: Any) -> Any:
+        asked.clear()
+        steps.clear()
+        return program.chat.completions.create(n=4, **given | more)
+
+    def generate(request: Any) -> Any:
+        asked.append(request)
+        return own(request)
+
+    given: Any = {"model": "toy", "messages": HELLO, "seed": 5, "max_tokens": 40}
+    with closing(Local(backend=Meeting())) as engine, served(engine=engine) as server:
+        engine.use(replace(engine.loaded, runtime=replace(engine.loaded.runtime, parallel=3)))
+        own, engine.generate = engine.generate, generate  # type: ignore[method-assign]
+        with openai.OpenAI(base_url=f"{server.address}/v1", api_key="-", max_retries=0) as program:
+            whole, chunks = four().choices, list(four(stream=True))
+            assert max(shared) == 3
+            for number in range(4):
+                asked += [None, None]
+                (alone,) = program.chat.completions.create(**given | {"seed": 5 + number}).choices
+                own_chunks = [c.choices[0] for c in chunks if c.choices[0].index == number]
+                streamed_text = "".join(each.delta.content or "" for each in own_chunks)
+                assert whole[number].message.content == alone.message.content == streamed_text
+            failing = True
+            with pytest.raises(openai.InternalServerError):
+                four(seed=50)
+            failing = False
+            assert len(four(seed=50).choices) == 4
 
 
 def test_the_errors_are_those_of_openai(program: openai.OpenAI, server: Served) -> None:
