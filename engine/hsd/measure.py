@@ -64,19 +64,18 @@ SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 class Judged:
     """The comparison of a pair of models, by text and position.
 
-    `equal` is 1 where their keyed choices were the same, otherwise 0; `kept` is min(1, q / p) of
-    the token that the upper model chose: its mean is the probability that rejection sampling
-    accepts a draft.
+    `equal` is 1 where their keyed choices were the same, otherwise 0. `ratios` are q / p of the
+    tokens that the upper model chose, the lower model's probability divided by its own.
     """
 
     distances: list[float] = field(default_factory=list)
     equal: list[list[float]] = field(default_factory=list)
-    kept: list[list[float]] = field(default_factory=list)
+    ratios: list[list[float]] = field(default_factory=list)
 
     def pair(self) -> Pair:
         survival: dict[Rule, tuple[float, ...]] = {
             "match": survival_of(self.equal),
-            "rejection": survival_of(self.kept),
+            "rejection": survival_of(self.ratios),
         }
         return Pair(1.0 - float(np.mean(self.distances or [1.0])), survival)
 
@@ -84,9 +83,9 @@ class Judged:
 def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, ...]:
     """S_1, S_2, ...: the probability that the first k drafts of a round are all accepted.
 
-    `texts` holds the probability of acceptance at each position. Rounds of ROUND drafts are walked
-    through every text, from each of the first places. Every S_k follows from S_(k-1) by the rounds
-    that reach this depth, so that it cannot rise.
+    `texts` holds for each position what `lasting` takes. Rounds of ROUND drafts are walked through
+    every text, from each of the first places. Every S_k follows from S_(k-1) by the rounds that
+    reach this depth, so that it cannot rise.
     """
     random = Random(seed)
     reached, passed = np.zeros(DEEPEST), np.zeros(DEEPEST)
@@ -94,12 +93,12 @@ def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float,
     for text in texts:
         for first in range(min(ROUND + 1, len(text))):
             for start in starts(text, first, random):
-                share = 1.0
-                for depth, accepted in enumerate(text[start : start + DEEPEST]):
-                    reached[depth] += share
-                    rounds[depth] += share > 0
-                    share *= accepted
+                before = 1.0
+                for depth, share in enumerate(lasting(text[start : start + DEEPEST])):
+                    reached[depth] += before
+                    rounds[depth] += before > 0
                     passed[depth] += share
+                    before = share
     survival: list[float] = []
     for depth in range(DEEPEST):
         if rounds[depth] < RAREST * (ROUND + 1) or not reached[depth]:
@@ -109,13 +108,24 @@ def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float,
     return tuple(survival) or (0.0,)
 
 
+def lasting(ratios: Sequence[float]) -> list[float]:
+    """For k = 1, 2, ...: the probability that k drafts were kept in a round that brought the upper
+    model's text, given q / p of its tokens: the least product of the first ratios, at most 1.
+
+    A text t is drafted with probability q(t) and k of its tokens are kept with probability w_k
+    (engine/verify.py), so the share of p(t) that comes from kept drafts is w_k q(t) / p(t). Where
+    drafts have to equal the choice, the ratio is 1 or 0.
+    """
+    products = np.cumprod([1.0, *ratios])
+    return np.minimum.accumulate(products)[1:].tolist()
+
+
 def starts(text: Sequence[float], first: int, random: Random) -> Iterator[int]:
     at = first
     while at < len(text):
         yield at
-        drafts = text[at : at + ROUND]
-        accepted = next((i for i, p in enumerate(drafts) if random.random() >= p), len(drafts))
-        at += accepted + 1
+        limit = random.random()
+        at += 1 + sum(share > limit for share in lasting(text[at : at + ROUND]))
 
 
 class Scored(NamedTuple):
@@ -128,7 +138,7 @@ class Scored(NamedTuple):
 def judge(
     judged: Judged, lower: Sequence[Scored], upper: Sequence[Scored], text: Sequence[int]
 ) -> None:
-    equal, kept = [], []
+    equal, ratios = [], []
     for low, high, token in zip(lower, upper, text, strict=True):
         drafts, targets = low.distribution, high.distribution
         size = min(drafts.size, targets.size)
@@ -137,9 +147,9 @@ def judge(
         equal.append(float(low.choice == token))
         drafted = float(drafts[token]) if token < drafts.size else 0.0
         target = float(targets[token]) if token < targets.size else 0.0
-        kept.append(min(1.0, drafted / target) if target else 0.0)
+        ratios.append(drafted / target if target else 0.0)
     judged.equal.append(equal)
-    judged.kept.append(kept)
+    judged.ratios.append(ratios)
 
 
 @dataclass(frozen=True, slots=True)
