@@ -16,6 +16,8 @@ where the one before it ended, and easy stretches are passed in few rounds.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 from random import Random
 from statistics import mean, median
 from time import perf_counter, time
@@ -116,8 +118,8 @@ def lasting(ratios: Sequence[float]) -> list[float]:
     (engine/verify.py), so the share of p(t) that comes from kept drafts is w_k q(t) / p(t). Where
     drafts have to equal the choice, the ratio is 1 or 0.
     """
-    products = np.cumprod([1.0, *ratios])
-    return np.minimum.accumulate(products)[1:].tolist()
+    products = accumulate(ratios, mul, initial=1.0)
+    return list(accumulate(products, min))[1:]
 
 
 def starts(text: Sequence[float], first: int, random: Random) -> Iterator[int]:
