@@ -159,7 +159,8 @@ def measure(
         learned: dict[str, Calibration] = {}
         for repeat in range(setup.options.repeats):
             for name in rotated([*methods], number + repeat):
-                reply, calibration = once(name, prompt, generation)
+                seeded = replace(generation, sampling=sampling_of(generation.sampling, number))
+                reply, calibration = once(name, prompt, seeded)
                 results[name][-1].replies.append(reply)
                 learned.setdefault(name, calibration)
         for name, method in methods.items():
@@ -169,6 +170,12 @@ def measure(
                 for drafter in method.databases(databases[name], method.drafting, None):
                     drafter.finish([*prompt, *answer], len(answer))
     return results
+
+
+def sampling_of(sampling: Sampling, number: int) -> Sampling:
+    """The sampler of a prompt. Each has a seed of its own: with the same random numbers in every
+    answer, the rule *rejection* would keep as many drafts at the beginning of all of them."""
+    return replace(sampling, seed=sampling.seed + number)
 
 
 def answered(
@@ -229,7 +236,8 @@ def divergences(
         at = common_prefix(own, other)
         if at < min(len(own), len(other)):
             text, pair = [*prompt, *own[:at]], [own[at], other[at]]
-            gap = gap_between(backend, text, len(prompt), pair, sampling)
+            how = sampling_of(sampling, number)
+            gap = gap_between(backend, text, len(prompt), pair, how)
             found.append(Divergence(number, at, gap))
         elif len(own) != len(other):
             found.append(Divergence(number, at, None))

@@ -18,6 +18,7 @@ from engine.backends.special_tokens import SpecialTokens
 from engine.drafting.ceiling import expensive
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import DraftingMemory
+from engine.drafting.head_record import broken_head
 from engine.errors import ModelError
 from engine.heads.base import Head
 from engine.methods import IF_PRESENT, Method
@@ -205,11 +206,29 @@ class Loaded:
             found = expensive(self.backend, head, self.curve)
             self.backend.info = replace(info, head=replace(info.head, expensive=found))
 
+    def judge_head(self) -> str:
+        """A notice if the head turns out to be broken, once; "" otherwise. It is then not used."""
+        info = self.backend.info
+        if info.head is None or info.head.expensive or self.curve is None:
+            return ""
+        why = broken_head(self.curve.gate.head.record)
+        self.backend.info = replace(info, head=replace(info.head, expensive=why))
+        return why and f"The {info.head.name} head of {info.name} is {why}."
+
     def suited(self, method: Method) -> Method:
-        """The method; while the head backs off, the default method is used without it, because even
-        an idle head would cost a little time in each step."""
-        resting = self.curve is not None and self.curve.gate.gains[HEAD].backoff > 0
-        return replace(method, head=None) if method.head == IF_PRESENT and resting else method
+        """The method; while the head rests, the default method is used without it, because even an
+        idle head would cost a little time in each step."""
+        return replace(method, head=None) if method.head == IF_PRESENT and self.rests else method
+
+    @property
+    def rests(self) -> bool:
+        """Whether the head backs off, or is of no use. While it may be broken it does not back off,
+        because only its guesses can tell."""
+        if self.curve is None:
+            return False
+        head, gate = self.backend.info.head, self.curve.gate
+        useless = head is not None and head.expensive != ""
+        return useless or (gate.gains[HEAD].backoff > 0 and not gate.head.record.suspect)
 
     def rested(self, steps: int) -> None:
         if self.curve is not None:

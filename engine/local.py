@@ -285,6 +285,9 @@ class Local:
                     loaded.rested(steps)
                 if len(conversation.tokens) > len(known) and curve is not None:
                     stream.put(CostsMeasured(info, loaded.costs))
+                if notice := loaded.judge_head():
+                    stream.put(Notice(notice))
+                    self.watch(self.state)
                 self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
 

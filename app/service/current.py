@@ -11,12 +11,13 @@ What is known about a model is forgotten when it is unloaded, so `follow` is cal
 state of the engine. Cost curves are stored. All owners share them, as they hold times and no text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.compare import FEWEST
+from engine.drafting.ceiling import LIKELY, ceiling
 from engine.drafting.costs import LARGEST, CostCurve
 from engine.engine import CostsMeasured, Engine, State
 from engine.loaded import NO_MODEL_INFO, NoModel
@@ -105,6 +106,8 @@ class Costs:
                 self.save(item.info, item.costs)
 
 
+SHORT = 3
+"""The drafted tokens of the example that shows what verifying takes."""
 NO_HEAD = "none came with this model"
 NO_MODELS = "none loaded; the Stack tab lists those that fit"
 
@@ -156,12 +159,49 @@ def tokens(count: int) -> str:
     return f"{count} token{'s' if count != 1 else ''}"
 
 
-def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
+def line(
+    info: BackendInfo, models: Sequence[str] = (), points: Mapping[int, float] | None = None
+) -> str:
+    """What drafts, and why that hardly pays, if so: by the measured `points` of the cost curve, the
+    seconds of a forward by its number of drafted tokens."""
     if info.server is not None:
         how, problem = on_server(info.server)
         return f"The server drafts {how}." if how else f"The server {problem}."
     found = [f"{each.name} ({each.how})" for each in drafters(info, models) if each.how]
-    return f"Guesses come from: {', '.join(found) or 'nothing, as it decodes plainly'}."
+    named = f"Guesses come from: {', '.join(found) or 'nothing, as it decodes plainly'}."
+    return f"{named} {losing(info, verified(info, points or {}))}".rstrip()
+
+
+def verified(info: BackendInfo, points: Mapping[int, float]) -> dict[int, float]:
+    """How many times as long as computing one token it takes to verify so many drafted ones, by
+    measured `points`; empty if the model cannot verify drafts or nothing was measured."""
+    found = {n: s for n, s in points.items() if n <= (info.depth or n)}
+    if not info.can_tree or len(found) < 2:
+        return {}
+    # A forward over fewer rows cannot take longer; a busy machine may have measured it so.
+    plain = min(found.values())
+    return {n: seconds / plain for n, seconds in found.items()} | {0: 1.0}
+
+
+def losing(info: BackendInfo, times: Mapping[int, float]) -> str:
+    """Why drafts hardly pay on this machine, by the times of `verified`; "" if they may."""
+    if not times or ceiling(times, LIKELY).nodes:
+        return ""
+    sizes = times.keys() - {0}
+    drafted = max((n for n in sizes if n <= SHORT), default=min(sizes))
+    why = f", {mixture(info)}" if info.experts else ""
+    return (
+        f"They hardly pay here: verifying {tokens(drafted)} takes {times[drafted]:.1f} times as "
+        f"long as computing one{why}."
+    )
+
+
+def mixture(info: BackendInfo) -> str:
+    """Why a mixture of experts verifies slowly, as the end of a sentence."""
+    return (
+        f"because each token uses {info.used_experts} of {info.experts} experts in every layer, "
+        "and every further token mostly needs others"
+    )
 
 
 def on_server(server: ServerInfo) -> tuple[str, str]:

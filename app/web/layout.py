@@ -176,11 +176,13 @@ def header(session: Session, notices: Sequence[str]) -> str:
         warnings.append(locked)
     if models.problem and not models.is_loaded:
         warnings.append(models.problem)
+    curve, drafts = session.costs.curve, list(session.stacks.drafts)
+    drafted = line(info, drafts, curve.points if curve else None)
     return brand(
         info.name if models.is_loaded or loading else "",
         facts=facts,
         plain=pace(session.current.plain) if models.is_loaded and info.server is None else "",
-        drafted=line(info, list(session.stacks.drafts)) if models.is_loaded else "",
+        drafted=drafted if models.is_loaded else "",
         notes=notes,
         warnings=warnings,
         stoppable=loading is not None and not session.guests,

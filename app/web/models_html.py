@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
-from app.service.current import NO_HEAD, drafters
+from app.service.current import NO_HEAD, drafters, mixture, verified
 from app.service.draft_models import amount
 from app.service.models import Candidate, is_padded
 from app.web.markup import Facts, billions, facts, finding, fine_print, millions, template
@@ -28,7 +28,8 @@ docs/benchmarks.md."""
 ROUNDABLE, LARGE = (FLOAT32, *HALVES), 100_000_000
 """The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
 LITTLE = 1.5
-"""Below this speedup, the page suggests files that verify faster."""
+"""Below this speedup, the page suggests files that verify faster, and says why a mixture of experts
+does not."""
 LATER = "to be downloaded"
 THINNEST = 0.6
 """The smallest visible part of a bar, in per cent."""
@@ -84,18 +85,17 @@ def verifying(info: BackendInfo, points: Mapping[int, float], other_files: bool 
 
     `points` holds the measured seconds of a forward by its number of nodes. `other_files` says that
     there may be files of the same model with other weights."""
-    found = {n: s for n, s in points.items() if n <= (info.depth or n)}
+    found = verified(info, points)
     sizes = [n for n in DRAFT_SIZES if n in found]
-    if not info.can_tree or not sizes:
+    if not sizes:
         return ""
-    # A forward over fewer rows cannot take longer; a busy machine may have measured it so.
-    found[0] = min(found.values())
     nodes = listing(str(n) for n in sizes)
-    times = listing(f"{found[n] / found[0]:.1f}" for n in sizes)
+    times = listing(f"{found[n]:.1f}" for n in sizes)
     best = ceiling(found, LIKELY)
     gain = f"at most {best.speedup:.1f} times as fast" if best.nodes else "no faster"
+    why = f", {mixture(info)}" if info.experts and best.speedup < LITTLE else ""
     text = (
-        f"Verifying {nodes} drafted tokens takes {times} times as long here as computing one. "
+        f"Verifying {nodes} drafted tokens takes {times} times as long here as computing one{why}. "
         f"So drafts of which {100 * LIKELY:.0f} % are accepted make it {gain}."
     )
     quantized = info.kind == GGUF and info.dtype.startswith(QUANTIZED) and info.dtype not in CHEAP

@@ -64,7 +64,8 @@ class BackendInfo(TokenizerInfo):
     around its thinking. `calls` is the form in which it calls tools, None if its chat template has
     no place for tools or the form is not known. `imitable` says that a message can imitate a turn,
     because nothing but ordinary text separates turns. `head` describes the model's own head for
-    guessing tokens, if any.
+    guessing tokens, if any. In a mixture every layer has so many `experts`, of which a token uses
+    `used_experts`; both are 0 for other models.
 
     `exact` says that the logits of a token have the same bits whether it is decoded alone or among
     drafts. `server` is the server that runs it, None for a model on this machine.
@@ -92,6 +93,8 @@ class BackendInfo(TokenizerInfo):
     calls: CallForm | None = None
     imitable: bool = False
     head: HeadInfo | None = None
+    experts: int = 0
+    used_experts: int = 0
     exact: bool = False
     server: ServerInfo | None = None
 

@@ -51,7 +51,7 @@ would often pause (docs/log.md)."""
 SHORTEST, LONGEST = 16, 512
 """The length of a back-off in steps: the first, and the longest after repeated doubling."""
 PROBE = 32
-"""The fewest steps between two probes of a way to draft."""
+"""The fewest steps between two probes of a way to draft, except for a head that may be broken."""
 FIRST = 2
 """The step of an answer that always probes the databases in memory: there are then some tokens to
 match."""
@@ -186,8 +186,10 @@ class DraftController:
 
     def probes(self, name: str) -> bool:
         """Whether a way to draft has been unused for so long that it is tried again."""
-        gain = self.gains[name]
-        return gain.unused >= gain.wait or (name == DATABASES and self.steps == FIRST)
+        gain, costs = self.gains[name], self.costs
+        suspect = name == HEAD and costs is not None and costs.gate.head.record.suspect
+        due = gain.unused >= (gain.wait if suspect else max(gain.wait, PROBE))
+        return due or (name == DATABASES and self.steps == FIRST)
 
     def due(self, active: set[str]) -> str:
         """The way to draft that is used in the next step regardless of expectations.
@@ -435,7 +437,7 @@ def rest_of(name: str, saved: float) -> int:
     """Steps until the next probe of a way to draft, so that the loss of this probe keeps within the
     share of the time that probes may take."""
     share = HEAD_PROBE_SHARE if name == HEAD else PROBE_SHARE
-    return max(PROBE, round(-saved / share))
+    return round(-saved / share)
 
 
 class PlainTime:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.backends.base import Backend
+from engine.drafting.head_record import HeadRecord
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import WAYS
@@ -125,7 +126,8 @@ class HeadPace:
     `seconds[d]` is the time of the call for level d below the root. `added[d]` is the number of
     tokens that such calls added to their steps, after the cost of the rows in the forward.
     `missing[d]` is the total probability that the tree had left open at that level. The last entry
-    of each stands for all calls of a step. `seen` counts the timed calls.
+    of each stands for all calls of a step. `seen` counts the timed calls. `record` tells whether
+    the guesses hold as often as the head claims.
     """
 
     added: list[float] = field(
@@ -134,6 +136,7 @@ class HeadPace:
     missing: list[float] = field(default_factory=lambda: [HEAD_PRIOR] * (HEAD_LEVELS + 1))
     seconds: list[float] = field(default_factory=lambda: [0.0] * (HEAD_LEVELS + 1))
     seen: list[int] = field(default_factory=lambda: [0] * (HEAD_LEVELS + 1))
+    record: HeadRecord = field(default_factory=HeadRecord)
 
     def gain(self, which: int) -> float:
         """The tokens that a call adds, as a share of the open probability."""

@@ -101,6 +101,14 @@ class HeadTier(Tier):
         made.strength = min(depth, HEAD_DEPTHS - 1) * HEAD_CLASSES + top
         return made
 
+    def claim(self, suffix: Suffix) -> tuple[int, float] | None:
+        """The likeliest token of a guess, with its probability at the temperature of the run; None
+        above temperature 1, where this is only known roughly."""
+        if self.sampling.temperature > 1:
+            return None
+        counts = self.matches(suffix)[-1].counts
+        return max(counts.items(), key=lambda each: each[1])
+
     def unigrams(self) -> None:
         """None: every guess of a head depends on the tokens before it."""
 
@@ -182,6 +190,7 @@ class HeadStep:
         self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
         self.calls: list[Call] = []
         self.spent = 0.0
+        self.claim: tuple[int, float] | None = None
         self.searched = defaultdict[str, float](float)
         """The seconds of look-ups in each database, which growing the tree does not make again."""
 
@@ -195,6 +204,7 @@ class HeadStep:
         level = [Node(0, (), tuple(self.tokens[-WINDOW:]), 0)]
         if guess is not None:
             tier.add(level[0].suffix, guess, 0, self.decided)
+            self.claim = tier.claim(level[0].suffix)
         look = self.called(0, missing, look, clock)
         if guess is None:
             return
@@ -252,6 +262,9 @@ class HeadStep:
             return
         if not self.reads:
             self.pace.took(WHOLE, self.spent)
+        if self.claim is not None:
+            token, chance = self.claim
+            self.pace.record.add(chance, emitted[0] == token)
         first, last = self.calls[0], self.calls[-1]
         whole = Call(WHOLE, first.missing, first.before, last.after)
         for call in (*self.calls, whole):

@@ -30,9 +30,9 @@ class HeadInfo:
     along one chain. `memory_bytes` are those of its weights beyond the model's, without its cache.
     `note` is the reason why it does not draft, "" if it does: a head that does not draft is shown,
     but never used. `fingerprint` identifies its weights, because what was learned about one head
-    does not apply to another. `expensive` is the reason why it cannot pay on this machine, "" if it
-    may: the default method then does not use it. Its figures differ at each load, so it does not
-    take part in comparisons.
+    does not apply to another. `expensive` is the reason why it cannot pay, "" if it may: it takes
+    too long on this machine, or its guesses hold only by chance. The default method then does not
+    use it. Its figures differ at each load, so it does not take part in comparisons.
     """
 
     name: str

@@ -16,6 +16,8 @@ where the one before it ended, and easy stretches are passed in few rounds.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 from random import Random
 from statistics import mean, median
 from time import perf_counter, time
@@ -44,12 +46,10 @@ TOKENS = 64
 """Tokens of an answer to each prompt."""
 STRIDE, BRANCH = 8, 12
 """Every STRIDE tokens a draft model continues by itself, for BRANCH tokens."""
-ROUND = 4
-"""Drafted tokens of the rounds that determine the places where survival is measured."""
 DEEPEST = 32
 """The greatest depth at which survival is measured, if enough rounds reach it."""
 RAREST = 8
-"""The fewest rounds from which a survival is estimated."""
+"""The fewest rounds of n drafts that get as far as the last one, for S_n to be estimated."""
 TURN = 4
 """Consecutive steps of a turn."""
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -64,58 +64,61 @@ SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 class Judged:
     """The comparison of a pair of models, by text and position.
 
-    `equal` is 1 where their keyed choices were the same, otherwise 0; `kept` is min(1, q / p) of
-    the token that the upper model chose: its mean is the probability that rejection sampling
-    accepts a draft.
+    `equal` is 1 where their keyed choices were the same, otherwise 0. `ratios` are q / p of the
+    tokens that the upper model chose, the lower model's probability divided by its own.
     """
 
     distances: list[float] = field(default_factory=list)
     equal: list[list[float]] = field(default_factory=list)
-    kept: list[list[float]] = field(default_factory=list)
+    ratios: list[list[float]] = field(default_factory=list)
 
     def pair(self) -> Pair:
         survival: dict[Rule, tuple[float, ...]] = {
             "match": survival_of(self.equal),
-            "rejection": survival_of(self.kept),
+            "rejection": survival_of(self.ratios),
         }
         return Pair(1.0 - float(np.mean(self.distances or [1.0])), survival)
 
 
-def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, ...]:
-    """S_1, S_2, ...: the probability that the first k drafts of a round are all accepted.
+def survival_of(texts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """S_1, S_2, ...: what the k-th draft adds to the tokens of a round, at most 1 and never rising.
 
-    `texts` holds the probability of acceptance at each position. Rounds of ROUND drafts are walked
-    through every text, from each of the first places. Every S_k follows from S_(k-1) by the rounds
-    that reach this depth, so that it cannot rise.
+    `texts` holds for each position what `lasting` takes. Rounds of n drafts are followed through
+    every text, all their outcomes at once, from each of the first n + 1 places. They emit 1 + S_1 +
+    ... + S_n tokens on average. Every n has rounds of its own, because longer ones pass an easy
+    stretch in fewer rounds, so that more of them begin where drafting is hard.
     """
-    random = Random(seed)
-    reached, passed = np.zeros(DEEPEST), np.zeros(DEEPEST)
-    rounds = np.zeros(DEEPEST, dtype=int)
+    reached, passed = np.zeros((DEEPEST, DEEPEST)), np.zeros((DEEPEST, DEEPEST))
+    depths, drafted = np.arange(1, DEEPEST + 1), np.tri(DEEPEST, DEEPEST + 1, 1)
     for text in texts:
-        for first in range(min(ROUND + 1, len(text))):
-            for start in starts(text, first, random):
-                share = 1.0
-                for depth, accepted in enumerate(text[start : start + DEEPEST]):
-                    reached[depth] += share
-                    rounds[depth] += share > 0
-                    share *= accepted
-                    passed[depth] += share
-    survival: list[float] = []
-    for depth in range(DEEPEST):
-        if rounds[depth] < RAREST * (ROUND + 1) or not reached[depth]:
-            break
-        before = survival[-1] if survival else 1.0
-        survival.append(before * min(1.0, float(passed[depth] / reached[depth])))
-    return tuple(survival) or (0.0,)
+        # Row n - 1: how many rounds of n drafts begin at each place.
+        begin = np.zeros((DEEPEST, len(text) + DEEPEST + 1))
+        for number in depths[: len(text)]:
+            begin[number - 1, : number + 1] = 1.0
+        for at in range(len(text)):
+            shares = lasting(text[at : at + DEEPEST])
+            lasts = drafted * np.pad([1.0, *shares], (0, DEEPEST - len(shares)))
+            rounds = begin[:, at, None]
+            reached += rounds * lasts[:, :-1] * (depths <= len(shares))
+            passed += rounds * lasts[:, 1:]
+            begin[:, at + 1 : at + DEEPEST + 2] += rounds * -np.diff(lasts, append=0.0)
+    ratios = np.divide(passed, reached, out=np.zeros_like(passed), where=reached > 0)
+    emitted = np.tril(ratios.cumprod(axis=1)).sum(axis=1)
+    survival = np.minimum.accumulate(np.clip(np.diff(emitted, prepend=0.0), 0.0, 1.0))
+    rare = np.flatnonzero(reached.diagonal() < RAREST * (depths + 1))
+    return tuple(survival[: rare[0] if rare.size else DEEPEST].tolist()) or (0.0,)
 
 
-def starts(text: Sequence[float], first: int, random: Random) -> Iterator[int]:
-    at = first
-    while at < len(text):
-        yield at
-        drafts = text[at : at + ROUND]
-        accepted = next((i for i, p in enumerate(drafts) if random.random() >= p), len(drafts))
-        at += accepted + 1
+def lasting(ratios: Sequence[float]) -> list[float]:
+    """For k = 1, 2, ...: the probability that k drafts were kept in a round that brought the upper
+    model's text, given q / p of its tokens: the least product of the first ratios, at most 1.
+
+    A text t is drafted with probability q(t) and k of its tokens are kept with probability w_k
+    (engine/verify.py), so the share of p(t) that comes from kept drafts is w_k q(t) / p(t). Where
+    drafts have to equal the choice, the ratio is 1 or 0.
+    """
+    products = accumulate(ratios, mul, initial=1.0)
+    return list(accumulate(products, min))[1:]
 
 
 class Scored(NamedTuple):
@@ -128,7 +131,7 @@ class Scored(NamedTuple):
 def judge(
     judged: Judged, lower: Sequence[Scored], upper: Sequence[Scored], text: Sequence[int]
 ) -> None:
-    equal, kept = [], []
+    equal, ratios = [], []
     for low, high, token in zip(lower, upper, text, strict=True):
         drafts, targets = low.distribution, high.distribution
         size = min(drafts.size, targets.size)
@@ -137,9 +140,9 @@ def judge(
         equal.append(float(low.choice == token))
         drafted = float(drafts[token]) if token < drafts.size else 0.0
         target = float(targets[token]) if token < targets.size else 0.0
-        kept.append(min(1.0, drafted / target) if target else 0.0)
+        ratios.append(drafted / target if target else 0.0)
     judged.equal.append(equal)
-    judged.kept.append(kept)
+    judged.ratios.append(ratios)
 
 
 @dataclass(frozen=True, slots=True)

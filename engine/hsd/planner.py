@@ -142,14 +142,20 @@ def emitted(pair: Pair, rule: Rule, drafted: int) -> float:
     return 1.0 + sum(pair.survives(rule, depth) for depth in range(1, drafted + 1))
 
 
+def choices(rule: Rule, drafted: float, emitted: float) -> float:
+    """The places after the first that a round reads: those of all drafts if they are verified as a
+    chain, and otherwise those of the accepted ones."""
+    return drafted if rule == "rejection" else emitted - 1.0
+
+
 class Recursion:
     """The exact form: the number of tokens that every level of a stack proposes, and the time that
     this takes.
 
     A round of level i verifies N tokens that level i - 1 proposes. It emits more than k tokens with
     probability S_k P(N >= k), and it takes L_(i-1) + E[c_i(N)] and the time of the choices after
-    the first. Rounds continue until the batch T_i is full, so that N_i may exceed it. Every partial
-    stack is computed once, because the compared plans share most of them.
+    the first (`choices`). Rounds continue until the batch T_i is full, so that N_i may exceed it.
+    Every partial stack is computed once, because the compared plans share most of them.
     """
 
     def __init__(self, profile: Profile, rule: Rule) -> None:
@@ -199,7 +205,8 @@ class Recursion:
         beyond = self.survival[below, above][: len(shares)] * shares[::-1].cumsum()[::-1]
         emits = np.append(0.0, beyond - np.append(beyond[1:], 0.0))
         seconds += float(shares @ self.costs[above][: len(shares)])
-        return emits, seconds + model.choice * float(beyond.sum() - 1.0)
+        drafted = float(shares @ np.arange(len(shares)))
+        return emits, seconds + model.choice * choices(self.rule, drafted, float(beyond.sum()))
 
     def proposed(self, plan: Plan) -> tuple[Distribution, float]:
         """The number of tokens that the top level of a plan proposes, and the seconds for this."""
@@ -264,7 +271,7 @@ def batches(profile: Profile, rule: Rule, below: int, above: int) -> list[Edge]:
     found = []
     for batch in range(1, LONGEST + 1):
         mean = emitted(pair, rule, batch)
-        seconds = model.seconds(batch) + model.choice * (mean - 1.0)
+        seconds = model.seconds(batch) + model.choice * choices(rule, batch, mean)
         found.append(Edge(below, above, batch, batch / mean, seconds / mean))
     return found
 

@@ -2,8 +2,9 @@
 
 Models are ordered by size, the target last. A pair (below, above) of their indices describes how
 well the lower model drafts for the upper one: `acceptance` is 1 - E[TV], the probability that
-rejection sampling accepts a single draft; `survival[k - 1]` is the probability that the first k
-drafted tokens are all accepted, per verification rule. Survival is measured separately because
+rejection sampling accepts a single draft; `survival[k - 1]` is what the k-th draft adds to the
+tokens of a round, per verification rule: the probability that the first k drafts are all accepted,
+averaged over the places where rounds of k drafts begin. Survival is measured separately because
 contexts differ, so that the mean acceptance predicts sequences of tokens poorly.
 """
 

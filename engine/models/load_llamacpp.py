@@ -133,6 +133,10 @@ def describe(
     kind = tokenizer_type(vocabulary)
     written = (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
     template, note = chat_template(written, vocabulary)
+    family = metadata(model, "general.architecture")
+    used, experts = (
+        int(metadata(model, f"{family}.expert_{count}") or 0) for count in ("used_count", "count")
+    )
     info = BackendInfo(
         name=name,
         kind="llama.cpp",
@@ -156,6 +160,8 @@ def describe(
         has_efforts=template is not None and can_choose(written, template, "low", "high"),
         marks=marks_of(written, vocabulary.texts),
         calls=template and call_form(written, template),
+        experts=experts,
+        used_experts=used,
     )
     return info, template, note
 

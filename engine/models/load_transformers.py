@@ -50,6 +50,8 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """The same by their names in weight files."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""The names in which configs give the experts of a layer."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """The largest logit difference that the check allows; a wrong mask or position differs by whole
 units."""
@@ -321,6 +323,7 @@ def describe(
     if plainly:
         note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
     parameters, weights = sizes(model)
+    used, experts = experts_of(config)
     fill, template = filler(tokenizer), str(tokenizer.chat_template or "")
     return BackendInfo(
         name=name_of(source),
@@ -346,7 +349,17 @@ def describe(
         has_efforts=fill is not None and can_choose(template, fill, "low", "high"),
         marks=marks_of(template, vocabulary_of(tokenizer)),
         calls=None if fill is None else call_form(template, fill),
+        experts=experts,
+        used_experts=used,
     )
+
+
+def experts_of(config: Any) -> tuple[int, int]:
+    """How many experts of a layer a token uses, and how many there are; zeros for no mixture."""
+    counts = (getattr(config, name, None) for name in EXPERT_COUNTS)
+    experts = next(filter(None, counts), 0)
+    used = getattr(config, "num_experts_per_tok", None) or 0
+    return (int(used), int(experts)) if used < experts else (0, 0)
 
 
 def begin_of(tokenizer: Any) -> str:

@@ -181,7 +181,9 @@ def test_a_mixture_computes_with_the_weights_that_it_has(
 def test_the_memory_of_experts_is_told_before(kind: str, bits: int, tmp_path: Path) -> None:
     """Also for routers, which stay in float32, and the gate of an expert that all rows have."""
     folder = save_model(kind, tmp_path)
-    assert_counted(folder, load(folder, bits=str(bits)).info, bits=str(bits))
+    info = load(folder, bits=str(bits)).info
+    assert_counted(folder, info, bits=str(bits))
+    assert (info.used_experts, info.experts) == (3, 8)
 
 
 def test_the_weights_of_the_chosen_need_not_add_up_to_one(tmp_path: Path) -> None:

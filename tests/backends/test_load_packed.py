@@ -216,6 +216,8 @@ def test_a_mixture_computes_what_llama_cpp_computes(family: str, kind: str, tmp_
     mine, other = load(str(file), EIGHT), load(str(file), Runtime(head="off", bits="off"))
     assert isinstance(mine.captured, NativeForwards) and mine.info.note == ""  # type: ignore[attr-defined]
     assert mine.info.exact and mine.info.parameters == other.info.parameters
+    for info in (mine.info, other.info):
+        assert (info.used_experts, info.experts) == (3, 8)
     assert mine.info.memory_bytes == need(str(file), EIGHT).weights
     experts = mine.model.model.layers[1].mlp.experts  # type: ignore[attr-defined]
     stored = File(file).tensor("blk.1.ffn_down_exps.weight")

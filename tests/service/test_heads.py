@@ -2,8 +2,10 @@
 
 import pytest
 
+from app.service.current import drafters, line
 from app.service.session import Session
 from engine.drafting.calibration import WITH_HEAD
+from engine.drafting.head_record import HeadRecord
 from engine.errors import SettingError
 from engine.methods import METHODS
 from engine.settings import Sampling
@@ -80,3 +82,31 @@ def test_a_head_that_backs_off_is_left_out_of_whole_answers(session: Session) ->
     last = session.chat.say(OWNER, None, "hello there")
     run(session.answering.answer(OWNER, last, preferences("auto")))
     assert gain.backoff == 0 and loaded.suited(METHODS["auto"]) is METHODS["auto"]
+
+
+def test_a_broken_head_is_named_once_and_not_used_any_more(session: Session) -> None:
+    loaded = local(session).loaded
+    loaded.measure_costs()
+    assert loaded.curve is not None
+
+    def answer() -> list[str]:
+        conversation = session.chat.say(OWNER, None, "hello there")
+        update = run(session.answering.answer(OWNER, conversation, preferences("auto")))
+        assert update.metrics is not None
+        used.append(HEAD in update.metrics.proposed)
+        return session.notices.take(OWNER)
+
+    used: list[bool] = []
+    said: list[str] = []
+    session.notices.say = said.append
+    assert answer() == [] and used == [True]
+    loaded.curve.gate.head.record = HeadRecord(412, 2, 150.0)
+    [notice] = answer()
+    assert notice.startswith("The toy head head of toy is not used: 2 of its 412 guesses held")
+    assert "where it expected 150" in notice and "--head off" in notice
+    assert answer() == [] and said == [notice] and used[2:] == [False]
+    info = session.current.info
+    assert [d.problem for d in drafters(info) if d.name == "built-in head"] == [
+        notice.removeprefix("The toy head head of toy is ").removesuffix(".")
+    ]
+    assert line(info) == "Guesses come from: databases (several guesses per token)."

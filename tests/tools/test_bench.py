@@ -5,6 +5,7 @@ import json
 from argparse import Namespace
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bench.measure import (
     categories,
     divergences,
     measure,
+    sampling_of,
     speed,
     summary,
     verdict,
@@ -307,6 +309,16 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
     assert databases["hd"].calibration.rows() and not databases["hd-published"].calibration.rows()
 
 
+def test_every_prompt_has_a_seed_of_its_own() -> None:
+    """The same random numbers in all answers would make a few of them no sample."""
+    toy, wanted = ToyBackend(), Generation(Sampling(0.9, seed=5), max_tokens=24)
+    with ExitStack() as stack:
+        setup = Setup(Namespace(repeats=2), toy, [("a", [97, 98, 99])] * 2, wanted, stack)
+        results = measure(setup, {"plain": Databases()}, {"plain": METHODS["plain"]})["plain"]
+    first, second = ([reply.tokens for reply in result.replies] for result in results)
+    assert first[0] == first[1] and second[0] == second[1] and first[0] != second[0]
+
+
 @pytest.mark.soak
 def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
     names = ("plain", "rest", "hd", "lookup")
@@ -327,7 +339,12 @@ def test_an_altered_answer_is_found_and_its_gap_measured(temperature: float) -> 
     toy, sampling, at = ToyBackend(), Sampling(temperature, seed=3), 5
     prompts = [[97, 98, 99], [99, 98, 97]]
     wanted = Generation(sampling, max_tokens=16)
-    plain = [answer(toy, METHODS["plain"], prompt, wanted).tokens for prompt in prompts]
+    plain = [
+        answer(
+            toy, METHODS["plain"], prompt, replace(wanted, sampling=sampling_of(sampling, number))
+        ).tokens
+        for number, prompt in enumerate(prompts)
+    ]
     altered = list(plain[1])
     altered[at] = (altered[at] + 1) % toy.info.vocabulary_size
     assert divergences(toy, prompts, plain, plain, sampling) == []
@@ -337,7 +354,7 @@ def test_an_altered_answer_is_found_and_its_gap_measured(temperature: float) -> 
     assert short == [Divergence(0, 4, None), parting]
     logits = toy.logits(tuple([*prompts[1], *plain[1][:at]][-2:]))
     if temperature:
-        logits = logits + temperature * gumbel(3, len(prompts[1]) + at, range(logits.size))
+        logits = logits + temperature * gumbel(4, len(prompts[1]) + at, range(logits.size))
     assert parting.gap == pytest.approx(logits[plain[1][at]] - logits[altered[at]], abs=1e-3)
     assert parting.gap is not None and parting.gap > 0, "plain decoding chose the highest"
 

@@ -13,6 +13,7 @@ from engine.drafting.calibration import WITH_HEAD, Calibration
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.drafting.head import PLACE, HeadTier
+from engine.drafting.head_record import HeadRecord
 from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
 from engine.heads.base import LogitGuess
@@ -294,6 +295,44 @@ def test_a_shuffled_head_is_left_alone(
     assert 0 < spent < 0.03 * 700 + 4 * call, "it is tried again and again, but seldom"
     gain, steps, head = timed(clock, endless, 2.5, "head")
     assert gain >= 0.97 and head.calls < len(steps) / 10
+
+
+def recorded(clock: Clock, law: Law, temperature: float, target: Law = toy_logits) -> HeadRecord:
+    """What is known of a head after some answers by the default method."""
+    toy = Timed(clock, law, 0.02)
+    toy.logits = target
+    costs = CostCurve({n: FORWARD + ROW * n for n in (0, 1, 3, 7, 15, 31, 63)})
+    for seed in range(8):
+        answered(toy, "auto", generation(temperature, seed, tokens=300), costs)
+    return costs.gate.head.record
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_shuffled_head_is_found_broken(clock: Clock, temperature: float) -> None:
+    record = recorded(clock, shuffled, temperature)
+    assert record.broken and record.guesses < 200, record
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_good_head_on_a_hard_text_is_not(clock: Clock, temperature: float) -> None:
+    """The text is nearly random, so its guesses do not hold, and it knows that."""
+
+    @cache
+    def hard(suffix: tuple[int, ...]) -> Floats:
+        return 0.2 * toy_logits(suffix)
+
+    @cache
+    def nearly(suffix: tuple[int, ...]) -> Floats:
+        return 0.2 * GOOD(suffix)
+
+    record = recorded(clock, nearly, temperature, hard)
+    assert record.guesses > 20 and not record.broken, record
+    if temperature == 1.0:
+        assert record.held < 0.1 * record.guesses
+
+
+def test_above_temperature_1_a_head_is_not_judged(clock: Clock) -> None:
+    assert recorded(clock, shuffled, 1.2) == HeadRecord()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

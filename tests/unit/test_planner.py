@@ -23,6 +23,7 @@ from engine.hsd.planner import (
     batches,
     best,
     candidates,
+    emitted,
     latency,
     memory,
     parse,
@@ -31,7 +32,7 @@ from engine.hsd.planner import (
     sources,
 )
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
-from engine.types import Rule
+from engine.types import RULES, Rule
 
 RULE: Rule = "rejection"
 PLAIN, DATABASES_ONLY = Plan(), Plan(databases=True)
@@ -130,7 +131,7 @@ def path_form(profile: Profile, plan: Plan) -> float:
     for (i, j), level in zip(pairwise(levels), plan.levels, strict=True):
         survival = profile.pairs[i, j].survival[RULE][: level.batch]
         more = sum(survival)
-        step = profile.models[j].seconds(level.batch) + profile.models[j].choice * more
+        step = profile.models[j].seconds(level.batch) + profile.models[j].choice * level.batch
         seconds = (level.batch * seconds + step) / (1 + more)
     return seconds
 
@@ -234,7 +235,8 @@ class Simulation:
             accepted += going
             lasts = survives(RULE, depth)
         costs = np.array([found.seconds(n) for n in range(int(drafted.max()) + 1)])
-        return accepted + 1, seconds + costs[drafted] + found.choice * accepted
+        # A chain is read as a whole.
+        return accepted + 1, seconds + costs[drafted] + found.choice * drafted
 
     def produce(self, height: int, count: int) -> tuple[NDArray[np.int64], Floats]:
         """Rounds until each has a batch: its tokens and seconds."""
@@ -263,6 +265,20 @@ def test_the_exact_form_is_what_a_simulation_finds(
     found, error = Simulation(profile, plan).latency(100_000)
     assert 3 * error < 0.01
     assert latency(profile, plan, RULE) == pytest.approx(found, rel=0.01)
+
+
+def test_only_the_accepted_drafts_are_read_where_each_is_compared() -> None:
+    profile = invented(random.Random(13), 2)
+    free = replace(profile, models=tuple(replace(m, choice=0.0) for m in profile.models))
+    dear = replace(profile, models=tuple(replace(m, choice=1.0) for m in profile.models))
+    plan = Plan((StackLevel("m0", 5),))
+    for rule in RULES:
+        emits = emitted(profile.pairs[0, 1], rule, 5)
+        more = 5.0 if rule == "rejection" else emits - 1.0
+        gap = latency(dear, plan, rule) - latency(free, plan, rule)
+        assert gap == pytest.approx(more / emits)
+        dearest, cheapest = (batches(each, rule, 0, 1)[4].cost for each in (dear, free))
+        assert dearest - cheapest == pytest.approx(more / emits)
 
 
 def test_memory_is_that_of_the_models_involved() -> None:

@@ -107,7 +107,8 @@ def outcomes(
 
     The tokens `beside` it are certain drafts.
     """
-    rule, scores = Rejection(1, 0, len(wanted)), Table({0: wanted})
+    rule = Rejection(1, 0, len(wanted))
+    scores = Table(dict.fromkeys(range(len(beside) + 2), wanted))
     draws = np.random.Generator(np.random.Philox(key=9)).choice(len(proposed), times, p=proposed)
     law, found, kept = np.float32(proposed), Counter[int](), 0
     for drawn in draws:
@@ -116,7 +117,7 @@ def outcomes(
             tree.add(0, token, "context")
         row = tree.add(0, int(drawn), "draft:small")
         tree.distributions[row] = law
-        token = rule.verify(tree, 0, scores.laws[0])
+        token = rule.walk(tree, scores).tokens[0]
         found[token] += 1
         kept += token == drawn
     return found, kept
@@ -146,22 +147,17 @@ def test_what_comes_out_has_the_models_own_law(
         assert kept == pytest.approx(SAMPLES * overlap, abs=2.5 * np.sqrt(SAMPLES))
 
 
-def always(rule: Rejection, wanted: float, proposed: float) -> bool:
-    """Broken on purpose: every draft is kept."""
+def always(rule: Rejection, share: float) -> bool:
+    """Broken on purpose: every chain is kept."""
     return True
 
 
-def careless(rule: Rejection, wanted: float, proposed: float) -> bool:
-    """Broken on purpose: kept with probability p, whatever q is."""
-    return bool(rule.random.random() < wanted)
+def careless(rule: Rejection, share: float) -> bool:
+    """Broken on purpose: chains are kept too often."""
+    return bool(rule.random.random() < np.sqrt(share))
 
 
-def reversed_ratio(rule: Rejection, wanted: float, proposed: float) -> bool:
-    """Broken on purpose: kept with probability q / p."""
-    return bool(rule.random.random() * wanted < proposed)
-
-
-def unreduced(law: Floats, proposed: Floats) -> Floats:
+def unreduced(law: Floats, proposed: Floats, weight: float) -> Floats:
     """Broken on purpose: after a refusal the next token is drawn from p itself."""
     return law
 
@@ -169,22 +165,29 @@ def unreduced(law: Floats, proposed: Floats) -> Floats:
 BREAKS = [
     (Rejection, "accepts", always),
     (Rejection, "accepts", careless),
-    (Rejection, "accepts", reversed_ratio),
     (verify, "residual", unreduced),
 ]
 
 
 def test_the_positive_part_of_a_difference() -> None:
-    def rest(law: Law, proposed: Law) -> list[float]:
-        return residual(np.float32(law), np.float32(proposed)).tolist()
+    def rest(law: Law, proposed: Law, weight: float = 1.0) -> list[float]:
+        return residual(np.float32(law), np.float32(proposed), weight).tolist()
 
     assert rest((0.5, 0.25, 0.25), (0.25, 0.75, 0.0)) == [0.25, 0.0, 0.25]
     assert rest((0.5, 0.25, 0.25), (0.5, 0.5)) == [0.0, 0.0, 0.25]
     assert rest((0.5, 0.5), (0.25, 0.25, 0.5)) == [0.25, 0.25]
-    assert rest((0.5, 0.5), (0.5, 0.5)) == [0.5, 0.5], "rounding left nothing"
+    assert rest((0.5, 0.5), (0.125, 0.875), 0.5) == [0.125, 0.0]
     law = np.float32((0.5, 0.5))
-    residual(law, np.float32((1.0, 0.0)))
+    residual(law, np.float32((1.0, 0.0)), 0.5)
     assert law.tolist() == [0.5, 0.5]
+
+
+def test_where_rounding_leaves_nothing_the_models_own_law_is_drawn_from() -> None:
+    """The draft's law is nowhere smaller, so nothing is left after it was dropped."""
+    tree, rule = Tree(0), Rejection(0, 0, 2)
+    tree.distributions[tree.add(0, 1, "draft:small")] = np.float32((0.5, 0.5))
+    rule.accepts = lambda share: share == 1.0  # type: ignore[method-assign]
+    assert rule.walk(tree, Table({0: (0.5, 0.0)})) == ([], [0], [pytest.approx((0.5, 0.0))])
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 4])

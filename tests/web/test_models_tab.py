@@ -13,10 +13,12 @@ import pytest
 
 from app.service import catalogue
 from app.service.catalogue import Entry, File, Layers, Model
+from app.service.current import line
 from app.service.jobs import Job, Progress
 from app.service.models import PADDED, Candidate, title_of
 from app.service.session import Session
 from app.web import models_html
+from app.web.layout import header
 from app.web.tabs import catalogue as catalogue_cards
 from app.web.tabs import models
 from engine.engine import Room
@@ -25,9 +27,10 @@ from engine.heads.base import HeadInfo
 from engine.loaded import NO_MODEL_INFO
 from engine.models.memory import Need
 from engine.settings import Runtime
+from engine.types import Costs
 from storage.database import Database
 from tests.support.blocks import last, made, tab_of
-from tests.support.inside import local
+from tests.support.inside import local, on_toy
 from tests.support.quick import quick  # noqa: F401
 from tests.support.shop import Shop
 from tests.support.toy import ToyBackend
@@ -111,6 +114,37 @@ def test_what_verifying_takes_is_shown_with_what_it_allows() -> None:
     assert "Verifying 3 drafted tokens takes 1.3 times" in text, "of drafts which can be"
     assert models_html.verifying(replace(info, can_tree=False), CHEAP) == ""
     assert models_html.verifying(info, {0: 1.0, 1: 1.1}) == "", "nothing that could be told"
+
+
+def test_a_mixture_of_experts_says_why_drafts_do_not_pay() -> None:
+    info = replace(ToyBackend().info, experts=128, used_experts=8)
+    why = (
+        ", because each token uses 8 of 128 experts in every layer, and every further token mostly "
+        "needs others."
+    )
+    times = "takes 3.6, 6.6 or 8.1 times as long here as computing one"
+    dear = models_html.verifying(info, DEAR)
+    assert times + why in dear and "make it no faster" in dear
+    assert "experts" not in models_html.verifying(info, CHEAP)
+    dense = replace(info, experts=0, used_experts=0)
+    assert f"{times}. " in models_html.verifying(dense, DEAR)
+    drafting = line(info)
+    hardly = "They hardly pay here: verifying 3 tokens takes 3.6 times as long as computing one"
+    assert line(info, points=DEAR) == f"{drafting} {hardly}{why}"
+    assert line(dense, points=DEAR) == f"{drafting} {hardly}."
+    assert line(info, points=CHEAP) == line(info, points={0: 1.0}) == drafting
+    assert "1 token takes 2.0 times" in line(info, points={0: 1.0, 1: 2.0, 7: 9.0})
+    assert "7 tokens takes 9.0 times" in line(info, points={0: 1.0, 7: 9.0})
+    assert "hardly" not in line(replace(info, can_tree=False), points=DEAR)
+
+
+def test_the_header_tells_a_mixture_that_drafts_do_not_pay(db: Database) -> None:
+    toy = ToyBackend()
+    toy.info = replace(toy.info, experts=16, used_experts=2)
+    session = on_toy(db, toy)
+    assert "hardly" not in header(session, ())
+    session.costs.save(toy.info, Costs(DEAR, 0.0, 0.0, 1.0))
+    assert "each token uses 2 of 16 experts" in header(session, ())
 
 
 def test_the_padded_model_is_never_taken_for_a_real_one() -> None:
