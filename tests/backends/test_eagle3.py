@@ -345,8 +345,9 @@ def test_eight_bits_guess_nearly_the_same_and_say_the_same(tmp_path: Path) -> No
     backend = loaded(written(tmp_path / "a", speculators(), of_speculators(tensors)), True)
     exact = loaded(tmp_path / "a")
     assert backend.info.head is not None and exact.info.head is not None
-    # The copy of the target's output matrix, 6,144 x 256, counts; a scale takes two bytes.
-    assert 0.25 < backend.info.head.memory_bytes / exact.info.head.memory_bytes < 1.3
+    # Of this head only its copy of the target's output matrix, 6,144 x 256, is large.
+    more = backend.info.head.memory_bytes - exact.info.head.memory_bytes
+    assert 1 < more / (6144 * 256) < 1.1
     assert backend.info.head == exact.info.head, "one head, however a trial went"
     reference = Reference(tensors)
     for path, logits in guessed(backend).items():
