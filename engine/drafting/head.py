@@ -84,8 +84,8 @@ class HeadTier(Tier):
         """The guess for a node below the root, if the head guessed its level with the root's."""
         for root, (guess, _, position) in self.guesses.items():
             for depth in range(1, self.at_once):
-                kept = len(suffix) - depth
-                if kept >= 0 and suffix[:kept] == root[len(root) - kept :]:
+                kept = min(len(root), WINDOW - depth)
+                if suffix[:-depth] == root[len(root) - kept :]:
                     found = guess.after(depth, suffix[-1])
                     return None if found is None else (found, depth, position + depth)
         return None
