@@ -2,6 +2,7 @@
 head that does not fit is named, and it is found beside its model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
+from engine.drafting.databases import Databases
 from engine.errors import ModelError
+from engine.methods import method_named
 from engine.models.loaders import load, need
 from engine.models.torch_heads import given_head
-from engine.settings import Runtime, Sampling
+from engine.settings import Generation, Runtime, Sampling
+from engine.types import HEAD
 from tests.backends.test_eagle3 import TEXT, linked, loaded, written
 from tests.conftest import EMBEDDED
 from tests.support.dflash_files import (
@@ -29,6 +33,7 @@ from tests.support.dflash_files import (
     config,
     numbers,
 )
+from tests.support.lossless import assert_lossless, events_of
 
 pytestmark = pytest.mark.model
 GREEDY = Sampling(temperature=0)
@@ -87,6 +92,42 @@ def test_a_block_is_one_forward_and_further_places_are_free(
     assert root.after(2, 7) is guesses[1], "computed once"
     one, other = (root.after(1, token).logits for token in (7, 900))
     assert np.abs(one - other).max() > 1e-3, "the token before a place counts"
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend:
+    backend = loaded(written(tmp_path_factory.mktemp("head"), config(True), numbers(2, True)))
+    backend.info = replace(backend.info, eos_ids=frozenset())  # so that no answer is short
+    return backend
+
+
+@pytest.mark.soak(stay=4)
+@pytest.mark.parametrize("method", ["head", "hd+head", "auto", "head@3"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        Sampling(0.7, seed=3),
+        Sampling(0.8, min_p=0.05, seed=4),
+        Sampling(1.0, top_k=40, top_p=0.9, seed=5),
+    ],
+    ids=["greedy", "warm", "min-p", "top-k and top-p"],
+)
+def test_the_text_is_that_of_plain_decoding(
+    second: TransformersBackend, method: str, sampling: Sampling
+) -> None:
+    """The guesses of random weights are nearly all wrong."""
+    wanted, chosen, texts = Generation(sampling, max_tokens=60), method_named(method), []
+    for name in ("plain", method):
+        backend, known = second.open(), Databases()
+        head: Any = backend.head
+        head.listen(name == method)
+        drafters = method_named(name).drafters(known, None, sampling, target=backend)
+        texts.append(events_of(backend, TEXT, wanted, drafters, chosen.drafting))
+        backend.close()
+    assert_lossless(*texts)
+    assert len(texts[0]) == 60
+    assert sum(step.proposed.get(HEAD, 0) for step in texts[1]) > 20
 
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
