@@ -249,14 +249,17 @@ class Dflash(nn.Module):
         return torch.tanh(raw / cap) * cap if cap else raw
 
 
-def hidden_from(shape: DflashShape, number: int, keys: Floats, queries: Floats) -> Any:
-    """Which keys at some positions the rows at others do not see in a layer, as far as its kind
-    decides; None if they see all."""
-    window, ahead = shape.windows[number], keys[None] - queries[:, None]
-    found = ahead > 0 if shape.causal[number] else np.zeros_like(ahead, dtype=bool)
-    if window:
-        found = found | (ahead <= -window)
-    return found if found.any() else None
+def mask_of(
+    shape: DflashShape, number: int, rows: Sequence[int], block: Sequence[int]
+) -> torch.Tensor | None:
+    """The keys that the places of a block see in a layer, shape (places, keys); None if they see
+    all. `rows` are the positions of the keys before the block."""
+    window, causal = shape.windows[number], shape.causal[number]
+    if not window and not causal:
+        return None
+    ahead = torch.tensor([*rows, *block])[None] - torch.tensor(block)[:, None]
+    sees = ahead <= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+    return sees & (ahead > -window) if window else sees
 
 
 # files
@@ -423,25 +426,24 @@ class DflashHead(Eagle3Head):
         context = self.levels[0].states.values
         assert context is not None
         block = range(self.rows[-1] + 1, self.rows[-1] + 1 + shape.places)
-        positions, queries = np.array([*self.rows, *block]), np.array(block)
 
         def attend(
-            number: int, queries_: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+            number: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
             level = self.levels[number]
             held = level.keys.write(start, keys), level.values.write(start, values)
             level.done = end
-            hidden = hidden_from(shape, number, positions, queries)
-            mask = None if hidden is None else torch.from_numpy(~hidden).to(device)
-            grouped = queries_.shape[1] != keys.shape[1]
+            mask = mask_of(shape, number, self.rows, block)
+            mask = None if mask is None else mask.to(device)
+            grouped = queries.shape[1] != keys.shape[1]
             return functional.scaled_dot_product_attention(
-                queries_, *held, attn_mask=mask, enable_gqa=grouped
+                queries, *held, attn_mask=mask, enable_gqa=grouped
             )
 
         ids = torch.tensor([token] + [shape.mask] * (shape.places - 1), device=device)
         embedded = functional.embedding(ids, embedding).to(context.dtype)
-        where = torch.from_numpy(positions[start:]).to(device)
-        out: torch.Tensor = network(embedded[None], context[None, start:end], where[None], attend)
+        where = torch.tensor([[*self.rows[start:], *block]], device=device)
+        out: torch.Tensor = network(embedded[None], context[None, start:end], where, attend)
         return out[0]
 
     def guess(self, token: int, states: torch.Tensor) -> BlockGuess:

@@ -19,6 +19,7 @@ from engine.methods import method_named
 from engine.models.loaders import load, need
 from engine.models.torch_heads import given_head
 from engine.settings import Generation, Runtime, Sampling
+from engine.tree import Tree
 from engine.types import HEAD
 from tests.backends.test_eagle3 import TEXT, linked, loaded, written
 from tests.conftest import EMBEDDED
@@ -92,6 +93,25 @@ def test_a_block_is_one_forward_and_further_places_are_free(
     assert root.after(2, 7) is guesses[1], "computed once"
     one, other = (root.after(1, token).logits for token in (7, 900))
     assert np.abs(one - other).max() > 1e-3, "the token before a place counts"
+
+
+def test_each_decided_row_is_read_once(tmp_path: Path) -> None:
+    backend = loaded(written(tmp_path, config(), numbers(1)))
+    head: Any = backend.head
+    head.listen(True)
+    backend.prefill(TEXT, never)
+    read: list[int] = []
+    network = head.weights.head
+    network.register_forward_pre_hook(lambda _, given: read.append(given[1].shape[1]))
+    for token in (None, 7, 8, 9):
+        if token is not None:
+            backend.score(Tree(backend.cached[-1]), GREEDY)
+            backend.accept(())
+        tokens = [*backend.cached, 5]
+        if token != 8:
+            head.start(tokens, GREEDY, never)
+            head.forget()
+    assert read == [len(TEXT) - 1, 1, 2]
 
 
 @pytest.fixture(scope="module")
