@@ -204,6 +204,7 @@ class Dflash(nn.Module):
         if shape.rank:
             self.candidate_selector = Selector(shape)
         self.rotary = LlamaRotaryEmbedding(config)
+        self.combine = side_by_side([self.fc])
 
     def fuse(self) -> int:
         """Join matrices that read the same rows, as `FusedHead` does; returns the bytes of the
@@ -216,6 +217,7 @@ class Dflash(nn.Module):
                 part.to("meta")
             return made[-1]
 
+        self.combine = join([self.fc])
         for layer in self.layers:
             layer.join(join)  # type: ignore[operator]
         rest = sum(int(each.nbytes) for each in self.state_dict().values() if not each.is_meta)
@@ -223,7 +225,7 @@ class Dflash(nn.Module):
 
     def join(self, states: torch.Tensor) -> torch.Tensor:
         """The context of the layers, from the target's hidden states side by side."""
-        found: torch.Tensor = self.hidden_norm(self.fc(states))
+        found: torch.Tensor = self.hidden_norm(self.combine(states))
         return found
 
     def forward(

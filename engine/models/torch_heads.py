@@ -88,7 +88,8 @@ def kinds_of(folder: Path) -> set[str]:
     """The names in a config that may tell the kind of a head."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return {str(each) for each in (config.get("model_type"), *config.get("architectures", ()))}
+        named = config.get("model_type"), *(config.get("architectures") or ())
+        return {str(each) for each in named}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return set()
 

@@ -17,7 +17,7 @@ from engine.drafting.databases import Databases
 from engine.errors import ModelError
 from engine.methods import method_named
 from engine.models.loaders import load, need
-from engine.models.torch_heads import given_head
+from engine.models.torch_heads import given_head, kinds_of
 from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree
 from engine.types import HEAD
@@ -239,3 +239,18 @@ def test_a_head_is_found_in_the_folder_of_its_model(tmp_path: Path) -> None:
     unfit = load(str(model), Runtime(dtype="float32"))
     assert unfit.head is None and unfit.info.head is not None
     assert "vocabulary of 99 tokens" in unfit.info.head.note and not unfit.info.head.drafts
+
+
+def test_the_kind_of_a_head_is_told_by_what_its_config_has(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for text, wanted in {
+        '{"model_type": "gemma4_assistant", "architectures": null}': {"gemma4_assistant"},
+        '{"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}': {
+            "qwen3",
+            "DFlashDraftModel",
+        },
+        "[]": set(),
+        "{": set(),
+    }.items():
+        file.write_text(text, encoding="utf-8")
+        assert kinds_of(tmp_path) == wanted
