@@ -166,7 +166,8 @@ class Method:
             raise SettingError(missing)
         if self.head is not None and self.head > 0:
             return [FixedHead(head, self.head, sampling, cancelled)]
-        tier = HeadTier(sampling, noisy=known is not None and sampling.temperature >= COLDEST)
+        noisy = known is not None and sampling.temperature >= COLDEST
+        tier = HeadTier(sampling, noisy, head.info.at_once)
         alone, tiers = databases.with_head((), tier, known), self.drafting.tiers
         if not tiers:
             return [HeadDrafter(head, tier, alone, None, cancelled)]
@@ -207,8 +208,8 @@ def no_head(info: BackendInfo | None) -> str:
     if info is None or info.head is None:
         name = "This model" if info is None else info.name
         return (
-            f"{name} brings no head that guesses ahead (MTP or EAGLE-3). Load a model or a file "
-            'that has one, or choose the method "Databases".'
+            f"{name} brings no head that guesses ahead (MTP, EAGLE-3 or DFlash). Load a model or a "
+            'file that has one, or choose the method "Databases".'
         )
     if not info.can_tree:
         return f"{info.name} decodes plainly. {info.note}".rstrip()
@@ -266,7 +267,10 @@ METHODS = {
             head=AS_FAR_AS_IT_PAYS,
         ),
         Method(
-            "head", "Built-in head alone (MTP, EAGLE-3)", Drafting(tiers=()), head=AS_FAR_AS_IT_PAYS
+            "head",
+            "Built-in head alone (MTP, EAGLE-3, DFlash)",
+            Drafting(tiers=()),
+            head=AS_FAR_AS_IT_PAYS,
         ),
         Method("context", "This chat only", Drafting(tiers=(CONTEXT,))),
         Method("model", "Past answers only", Drafting(tiers=(MODEL,))),

@@ -9,6 +9,7 @@ STAGES = {
     "answers": "answers.Answers",
     "train": "train.Train",
     "head": "head.TrainHead",
+    "block": "block.TrainBlock",
     "export": "train.Export",
     "to-gguf": "gguf.ToGguf",
     "head-to-gguf": "gguf.HeadToGguf",

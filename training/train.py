@@ -7,6 +7,7 @@ run that was stopped continues exactly where it stopped.
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -37,6 +38,8 @@ from training.gguf import convert
 from training.prepare import Corpus, TransformersTokenizer, copy_tokenizer
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+ADAM = re.compile("embed|codebook")
+"""Matches the names of matrices with a row per token, which AdamW trains."""
 EVERY_SECONDS = 300.0
 """How often a checkpoint is written."""
 LOGGED = 10
@@ -105,6 +108,8 @@ class Fit:
             for optimizer in self.optimizers
         ]
         self.parts = (*self.optimizers, *self.schedules)
+        # A processor that only emulates bfloat16 takes three times as long (docs/log.md).
+        self.few_bits = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
         self.step = 0
         self.seconds = 0.0
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +198,7 @@ class Fit:
         for _ in range(pieces):
             rows = np.stack(list(islice(self.windows, plan.micro))).astype(np.int64)
             batch = torch.from_numpy(rows).to(self.device, non_blocking=True)
-            with torch.autocast(self.device.type, torch.bfloat16):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.few_bits):
                 loss: Any = self.loss(batch[:, :-1], batch[:, 1:])
             (loss / pieces).backward()  # torch does not annotate it
             total += loss.detach() / pieces
@@ -207,8 +212,8 @@ class Fit:
 
 def optimizers_of(model: torch.nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     named = [(name, values) for name, values in model.named_parameters() if values.requires_grad]
-    inner = [values for name, values in named if values.ndim == 2 and "embed" not in name]
-    outer = [values for name, values in named if values.ndim != 2 or "embed" in name]
+    inner = [values for name, values in named if values.ndim == 2 and not ADAM.search(name)]
+    outer = [values for name, values in named if values.ndim != 2 or ADAM.search(name)]
     muon = torch.optim.Muon(
         inner, lr=plan.rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"
     )

@@ -55,13 +55,13 @@ class HeadTier(Tier):
     head was called.
 
     A node is identified by its last tokens. If two nodes have the same last tokens, the first
-    counts.
+    counts. A head that guesses `at_once` levels together is called for the root only.
     """
 
     name = source = HEAD
 
-    def __init__(self, sampling: Sampling, noisy: bool) -> None:
-        self.sampling, self.noisy = sampling, noisy
+    def __init__(self, sampling: Sampling, noisy: bool, at_once: int = 1) -> None:
+        self.sampling, self.noisy, self.at_once = sampling, noisy, at_once
         self.guesses: dict[Suffix, tuple[LogitGuess, int, int]] = {}
         self.known: dict[Suffix, Sequence[Followers]] = {}
 
@@ -76,9 +76,19 @@ class HeadTier(Tier):
     def matches(self, suffix: Suffix) -> Sequence[Followers]:
         """The guess as a match of PLACE tokens; shorter matches are empty."""
         if suffix not in self.known:
-            guess = self.guesses.get(suffix)
+            guess = self.guesses.get(suffix) or self.of_block(suffix)
             self.known[suffix] = () if guess is None else (*SHORTER, self.followers(*guess))
         return self.known[suffix]
+
+    def of_block(self, suffix: Suffix) -> tuple[LogitGuess, int, int] | None:
+        """The guess for a node below the root, if the head guessed its level with the root's."""
+        for root, (guess, _, position) in self.guesses.items():
+            for depth in range(1, self.at_once):
+                kept = min(len(root), WINDOW - depth)
+                if suffix[:-depth] == root[len(root) - kept :]:
+                    found = guess.after(depth, suffix[-1])
+                    return None if found is None else (found, depth, position + depth)
+        return None
 
     def followers(self, guess: LogitGuess, depth: int, position: int) -> Followers:
         """A guess as followers, whose counts are probabilities at the temperature of the run.
@@ -195,8 +205,9 @@ class HeadStep:
         """The seconds of look-ups in each database, which growing the tree does not make again."""
 
     def run(self, head: Head, tier: HeadTier, cancelled: Callable[[], bool]) -> None:
-        look = self.look()
-        missing = look.missing([0])
+        look, info = self.look(), head.info
+        depths = look.tree.depths
+        missing = look.missing(row for row, depth in enumerate(depths) if depth < info.at_once)
         if self.budget.due != HEAD and not self.pays(0, missing, look):
             return
         clock = perf_counter()
@@ -208,8 +219,8 @@ class HeadStep:
         look = self.called(0, missing, look, clock)
         if guess is None:
             return
-        width = WIDTH if head.info.branches else 1
-        for depth in range(1, min(head.info.depth, self.budget.depth)):
+        width = WIDTH if info.branches else 1
+        for depth in range(info.at_once, min(info.depth, self.budget.depth)):
             nodes = frontier(look.tree, level, depth)[:width]
             missing = look.missing(node.row for node in nodes)
             if not nodes or not self.pays(depth, missing, look):

@@ -25,7 +25,8 @@ GREEDY = Sampling(temperature=0.0)
 class HeadInfo:
     """What the rest of the program may know of a head.
 
-    `name` is its kind, as shown to users ("MTP", "EAGLE-3"). It guesses up to `depth` tokens ahead.
+    `name` is its kind, as shown to users ("MTP", "EAGLE-3", "DFlash"). It guesses up to `depth`
+    tokens ahead, and `at_once` of them in the first call of a step.
     With `branches`, several nodes of one level may be extended in a call; otherwise it guesses
     along one chain. `memory_bytes` are those of its weights beyond the model's, without its cache.
     `note` is the reason why it does not draft, "" if it does: a head that does not draft is shown,
@@ -38,6 +39,7 @@ class HeadInfo:
     name: str
     depth: int
     branches: bool
+    at_once: int = 1
     parameters: int = 0
     memory_bytes: int = field(default=0, compare=False)
     note: str = ""
@@ -93,6 +95,11 @@ class LogitGuess:
             return int(self.tokens[place])
         chosen = Part(self.logits, self.tokens).select(sampling, position)
         return int(self.tokens[place]) if chosen is None else chosen[0]
+
+    def after(self, depth: int, token: int) -> "LogitGuess | None":
+        """What may follow a token so many levels below this guess, if the call that made this guess
+        computed that level as well."""
+        return None
 
     def scale(self) -> Choice:
         """The normaliser of the logits: known from a draw, or computed in one pass."""

@@ -323,7 +323,7 @@ def known_tokens(
     return tokens.numpy(), order
 
 
-def fit(head: Eagle3, weights: Mapping[str, torch.Tensor]) -> None:
+def fit(head: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Put weights into an empty head. Raises ValueError if they do not belong to it."""
     expected = {name: tuple(each.shape) for name, each in head.state_dict().items()}
     found = {name: tuple(each.shape) for name, each in weights.items()}

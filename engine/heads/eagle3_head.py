@@ -7,10 +7,9 @@ only their keys and values are missing.
 
 For a small model, the overhead of a guess takes as long as its arithmetic. `FusedHead` therefore
 joins matrices that read the same rows into one, and calls the operations directly. It computes the
-same as `Eagle3`, apart from rounding. A guess multiplies a few rows by all weights of a head. On a
-processor that takes as long as reading the weights from memory, and eight bits are read four times
-as fast as 32. Rounding changes guesses a little, but no answer, because guesses decide nothing.
-Whether the library computes this fast depends on the processor, so it is timed.
+same as `Eagle3`, apart from rounding. A guess multiplies a few rows by all weights of a head, which
+the compiled core does in a fraction of the time if they have eight bits (engine/backends/
+quantised.py). Rounding changes guesses a little, but no answer, because guesses decide nothing.
 
 Recording costs a copy; everything else waits until the head is called. Only the `latest` of the
 waiting rows are kept. Earlier ones become a gap, because reading them would cost more than it
@@ -23,7 +22,6 @@ values. The hidden states of the last ones are `waiting` to be combined.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -32,8 +30,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from engine.backends.quantised import PackedLinear, can_pack
 from engine.heads.base import HeadInfo, LogitGuess
 from engine.heads.eagle3 import Attend, Eagle3, tapped
+from engine.native import verifies_cheaply
 from engine.settings import Sampling
 
 DEPTH = 8
@@ -52,79 +52,40 @@ CHANGING = ("dynamic", "longrope")
 """Kinds of rotary positions whose frequencies depend on the length of the text."""
 COPIED = 64 << 20
 """The most bytes of a copy of a matrix that has to stay for other uses."""
-LANES = 64
-"""The number of inputs must be a multiple of this: with others the library reads beyond the end."""
-ROWS, ROUNDS = 2, 5
-"""Rows of a trial, as a guess mostly reads one or two, and the number of its runs."""
+BITS, LARGE = 8, 1 << 18
+"""The bits of a head's large matrices on a processor, and the numbers in the smallest of them:
+smaller ones stay in its cache."""
 
 
-class EightBits:
-    """A matrix of shape (outputs, inputs), rounded: whole numbers, and a scale for each output."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=1e-12) / 127
-        self.numbers = (weight / scales).round().to(torch.int8)
-        self.scales = scales[:, 0].bfloat16()
-
-    @property
-    def bytes(self) -> int:
-        return self.numbers.numel() + 2 * self.scales.numel()
-
-    def times(self, states: torch.Tensor) -> torch.Tensor:
-        rows = states.to(torch.bfloat16).contiguous()
-        out: torch.Tensor = torch._weight_int8pack_mm(rows, self.numbers, self.scales)
-        return out.to(states.dtype)
+Matrix = torch.Tensor | nn.Module
+"""A matrix of shape (outputs, inputs); a module has its weights in few bits."""
 
 
-Matrix = torch.Tensor | EightBits
-Output = Matrix | nn.Module
-"""An output matrix; a module is the target's own, whose weights are in few bits."""
-
-
-def linear(states: torch.Tensor, matrix: Output, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As torch's `linear`, for rows of shape (rows, inputs) and a matrix of any kind."""
+def linear(states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As torch's `linear`, for rows of shape (..., inputs) and a matrix of any kind."""
     if isinstance(matrix, nn.Module):
-        found: torch.Tensor = matrix(states)
-        return found
-    if isinstance(matrix, EightBits):
-        out = matrix.times(states)
-        return out if bias is None else out + bias
+        found: torch.Tensor = matrix(states).to(states.dtype)
+        return found if bias is None else found + bias
     return functional.linear(states, matrix, bias)
 
 
 def bytes_of(matrix: Matrix) -> int:
-    if isinstance(matrix, EightBits):
-        return matrix.bytes
-    return matrix.numel() * matrix.element_size()
+    if isinstance(matrix, PackedLinear):
+        return matrix.nbytes
+    return 0 if isinstance(matrix, nn.Module) else matrix.nbytes
 
 
 def packed(matrix: torch.Tensor) -> Matrix:
-    """A matrix, rounded to eight bits if the library can multiply with it then."""
-    return matrix if matrix.shape[1] % LANES else EightBits(matrix)
-
-
-@torch.inference_mode()
-def faster(matrices: Sequence[torch.Tensor]) -> bool:
-    """Whether this machine multiplies a few rows faster with matrices of eight bits."""
-    if not hasattr(torch, "_weight_int8pack_mm") or matrices[0].device.type != "cpu":
-        return False
-    rounded = [packed(each) for each in matrices]
-    states = [each.new_ones(ROWS, each.shape[1]) for each in matrices]
-    times: tuple[list[float], list[float]] = [], []
-    for _ in range(ROUNDS):
-        for found, kind in zip(times, (matrices, rounded), strict=True):
-            clock = perf_counter()
-            for rows, matrix in zip(states, kind, strict=True):
-                linear(rows, matrix)
-            found.append(perf_counter() - clock)
-    plain, eight = map(min, times)
-    return eight < plain
+    """A matrix, rounded to eight bits where the compiled core multiplies a few rows faster then."""
+    large = matrix.numel() >= LARGE and can_pack(*matrix.shape) if verifies_cheaply() else False
+    on_cpu = matrix.device.type == "cpu"
+    return PackedLinear(matrix, None, BITS) if large and on_cpu else matrix
 
 
 class FusedHead:
-    """A head with joined matrices. `pack` brings each matrix into the form in which it is kept."""
+    """A head with joined matrices."""
 
-    def __init__(self, head: Eagle3, pack: Callable[[torch.Tensor], Matrix]) -> None:
+    def __init__(self, head: Eagle3) -> None:
         layer, attention = head.midlayer, head.midlayer.self_attn
         self.size = attention.size
         self.inner, self.shared = (
@@ -134,20 +95,19 @@ class FusedHead:
         self.before_joining = Norm(head.input_norm) if head.shape.norm_before_fc else None
         self.of_tokens, self.of_states = Norm(layer.input_layernorm), Norm(layer.hidden_norm)
         self.of_sums, self.norm = Norm(layer.post_attention_layernorm), Norm(head.norm)
-        self.joins = Projection([head.fc], pack)
-        self.reads = Projection([attention.q_proj, attention.k_proj, attention.v_proj], pack)
-        self.writes = Projection([attention.o_proj], pack)
-        self.rises = Projection([layer.mlp.gate_proj, layer.mlp.up_proj], pack)
-        self.falls = Projection([layer.mlp.down_proj], pack)
+        self.joins = Projection([head.fc])
+        self.reads = Projection([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.writes = Projection([attention.o_proj])
+        self.rises = Projection([layer.mlp.gate_proj, layer.mlp.up_proj])
+        self.falls = Projection([layer.mlp.down_proj])
         self.activation, self.rotary = layer.mlp.act_fn, head.rotary
 
     @property
     def bytes(self) -> int:
         parts = self.joins, self.reads, self.writes, self.rises, self.falls
         norms = self.before_joining, self.of_tokens, self.of_states, self.of_sums, self.norm
-        kept = [bytes_of(each.matrix) for each in parts]
-        kept += [bytes_of(each.bias) for each in parts if each.bias is not None]
-        return sum(kept) + sum(bytes_of(each.weight) for each in norms if each is not None)
+        kept = sum(each.bytes for each in parts)
+        return kept + sum(bytes_of(each.weight) for each in norms if each is not None)
 
     def join(self, states: torch.Tensor) -> torch.Tensor:
         return self.joins(self.before_joining(states) if self.before_joining else states)
@@ -196,11 +156,15 @@ class Norm:
 class Projection:
     """Several projections of the same rows, with their outputs side by side."""
 
-    def __init__(self, parts: list[nn.Linear], pack: Callable[[torch.Tensor], Matrix]) -> None:
+    def __init__(self, parts: list[nn.Linear]) -> None:
         weights = [each.weight.data for each in parts]
-        self.matrix = pack(weights[0] if len(weights) == 1 else torch.cat(weights))
+        self.matrix = packed(weights[0] if len(weights) == 1 else torch.cat(weights))
         biases = [each.bias.data for each in parts if each.bias is not None]
         self.bias = torch.cat(biases) if biases else None
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.matrix) + (0 if self.bias is None else bytes_of(self.bias))
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         return linear(states, self.matrix, self.bias)
@@ -226,7 +190,7 @@ class Eagle3Weights:
 
     head: Any
     embedding: torch.Tensor
-    output: Output
+    output: Matrix
     tokens: NDArray[np.int64] | None
     taps: Sequence[nn.Module]
     info: HeadInfo

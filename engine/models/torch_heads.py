@@ -7,7 +7,7 @@ that was named explicitly this is an error.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +20,16 @@ from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
 from engine.heads.assistant import TYPES, AssistantHead, read_assistant
 from engine.heads.base import HeadInfo
+from engine.heads.dflash import PLAIN, SELECTING, DflashHead, read_dflash, unusable
 from engine.heads.eagle3 import Target, read_head, taps_of
 from engine.heads.eagle3_head import (
     COPIED,
     DEPTH,
     Eagle3Head,
     Eagle3Weights,
-    EightBits,
     FusedHead,
     Matrix,
-    Output,
     bytes_of,
-    faster,
     packed,
 )
 from engine.heads.mtp import DeepMtpHead, MtpHead, build
@@ -39,7 +37,7 @@ from engine.models.format import found_at, head_folder
 from engine.models.gguf_files import ENDING
 from engine.models.memory import folder_of, prediction, weight_files
 
-NAME, MTP = "EAGLE-3", "MTP"
+NAME, MTP, DFLASH = "EAGLE-3", "MTP", "DFlash"
 EDGE = 1 << 16
 """Bytes at either end of a file."""
 
@@ -64,7 +62,13 @@ def with_head(backend: TransformersBackend, source: str, choice: str) -> None:
 
 
 def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle3Head:
-    if kind_of(folder) not in TYPES:
+    kinds = kinds_of(folder)
+    if not kinds.isdisjoint((PLAIN, SELECTING)):
+        try:
+            return tried(backend, dflash_head(backend, folder, weights_digest(source)))
+        except ValueError as error:
+            raise ModelError(unusable(folder, error)) from error
+    if kinds.isdisjoint(TYPES):
         return Eagle3Head(weights_of(backend, folder, weights_digest(source)))
     check_folder(folder)
     try:
@@ -80,12 +84,14 @@ def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle
         ) from error
 
 
-def kind_of(folder: Path) -> str:
+def kinds_of(folder: Path) -> set[str]:
+    """The names in a config that may tell the kind of a head."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return str(config.get("model_type"))
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ""
+        named = config.get("model_type"), *(config.get("architectures") or ())
+        return {str(each) for each in named}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return set()
 
 
 def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
@@ -188,7 +194,7 @@ def tried(backend: TransformersBackend, head: Eagle3Head) -> Eagle3Head:
     backend.head = head
     try:
         if not gives_numbers(backend, head, head.info.depth):
-            raise ValueError("they give no numbers")
+            raise ValueError("its guesses are no numbers")
         return head
     finally:
         backend.head = None
@@ -198,25 +204,16 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
     """The EAGLE-3 head in a folder, for its target and in its dtype. Raises ModelError."""
     check_folder(folder)
     model = backend.model
-    config = model.config.get_text_config()
-    fits = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size, target)
-    head, tokens = read_head(folder, fits)
+    head, tokens = read_head(folder, target_of(backend, target))
     head.to(model.device, model.dtype)
     embedding, output = backend.embeddings()
-    own = [each.weight for each in head.modules() if isinstance(each, torch.nn.Linear)]
-    pack: Callable[[torch.Tensor], Matrix] = packed if faster(own) else (lambda weight: weight)
-    fused = FusedHead(head, pack)
-    if head.shape.output:
-        named: Output = pack(head.lm_head.weight.data)
-    elif isinstance(output, torch.Tensor) and output.numel() <= COPIED:
-        # The target's own matrix stays in memory, so only a small one is copied.
-        named = pack(output.data)
-    else:
-        named = output
+    fused = FusedHead(head)
+    own = head.shape.output
+    named = packed(head.lm_head.weight.data) if own else output_of(backend)
     kept = fused.bytes
     if head.shape.embedding:
         kept += bytes_of(head.embed_tokens.weight)
-    if isinstance(named, EightBits) or (head.shape.output and isinstance(named, torch.Tensor)):
+    if own or named is not output:
         kept += bytes_of(named)
     info = HeadInfo(
         NAME,
@@ -226,22 +223,62 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
         memory_bytes=kept,
         fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
     )
-    try:
-        taps = taps_of(model, head.shape.layers)
-    except AttributeError as error:
-        raise ModelError(
-            f"The EAGLE-3 head in {str(folder)!r} cannot be used: the layers of "
-            f"{config.model_type} models are not where Strata looks for them. Load the model "
-            "without it: --head off."
-        ) from error
     return Eagle3Weights(
         fused,
         head.embed_tokens.weight if head.shape.embedding else embedding,
         named,
         tokens,
-        taps,
+        read_by(backend, head.shape.layers, NAME, folder),
         info,
     )
+
+
+def dflash_head(backend: TransformersBackend, folder: Path, target: str) -> DflashHead:
+    """The DFlash head in a folder, for its target and in its dtype. Raises ModelError."""
+    check_folder(folder)
+    head = read_dflash(folder, target_of(backend, target))
+    head.to(backend.model.device, backend.model.dtype)
+    parameters = sum(each.numel() for each in head.parameters())
+    embedding, output = backend.embeddings()
+    named, depth = output_of(backend), head.shape.places - 1
+    info = HeadInfo(
+        DFLASH,
+        depth,
+        branches=True,
+        at_once=depth,
+        parameters=parameters,
+        memory_bytes=head.fuse() + (bytes_of(named) if named is not output else 0),
+        fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
+    )
+    taps = read_by(backend, head.shape.layers, DFLASH, folder)
+    return DflashHead(Eagle3Weights(head, embedding, named, None, taps, info))
+
+
+def target_of(backend: TransformersBackend, weights: str) -> Target:
+    config = backend.model.config.get_text_config()
+    return Target(config.hidden_size, config.num_hidden_layers, config.vocab_size, weights)
+
+
+def output_of(backend: TransformersBackend) -> Matrix:
+    """The target's output matrix for a head. It stays in memory, so only a small one is copied."""
+    _, output = backend.embeddings()
+    if isinstance(output, torch.Tensor) and output.numel() <= COPIED:
+        return packed(output)
+    return output
+
+
+def read_by(
+    backend: TransformersBackend, layers: Sequence[int], name: str, folder: Path
+) -> list[torch.nn.Module]:
+    """The target's modules whose outputs a head reads. Raises ModelError."""
+    try:
+        return taps_of(backend.model, layers)
+    except AttributeError as error:
+        kind = backend.model.config.get_text_config().model_type
+        raise ModelError(
+            f"The {name} head in {str(folder)!r} cannot be used: the layers of {kind} models are "
+            "not where Strata looks for them. Load the model without it: --head off."
+        ) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -252,8 +289,8 @@ def check_folder(folder: Path) -> None:
     other = " A head in a GGUF file serves the GGUF file of its model." if gguf else ""
     raise ModelError(
         f"There is no head in {str(folder)!r}: {found_at(folder)}. Give a folder with "
-        "config.json and *.safetensors files of an EAGLE-3 head for this model, or of the "
-        f"assistant of a Gemma 4, or load the model without one (auto, off).{other}"
+        "config.json and *.safetensors files of an EAGLE-3 or DFlash head for this model, or of "
+        f"the assistant of a Gemma 4, or load the model without one (auto, off).{other}"
     )
 
 

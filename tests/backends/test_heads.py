@@ -14,6 +14,7 @@ from engine.settings import Generation, Sampling
 from engine.types import Step
 from tests.backends.test_eagle3 import KNOWN, flat, numbers, written
 from tests.backends.test_eagle3 import loaded as with_head
+from tests.support import dflash_files
 from tests.support.head_files import model_with_head, opened_head
 from tests.support.heads import DRAFTING, SAMPLINGS, answer, fresh, guessing, law, law_ahead, loaded
 from tests.support.lossless import assert_lossless, ids
@@ -27,9 +28,13 @@ from tests.support.predicting import (
 
 TEXT = [1, *(3 + 37 * at % 240 for at in range(24))]
 """Longer than the windows of an assistant."""
-TORCH = ("shipped", "eagle3", "qwen3.5", "qwen3-next", "two", "glm", "deepseek", "gemma", "sharing")
+BLOCKS = ("dflash", "dflash2")
+TORCH = (
+    *("shipped", "eagle3", "qwen3.5", "qwen3-next", "two", "glm", "deepseek", "gemma", "sharing"),
+    *BLOCKS,
+)
 """EAGLE-3 with weights that know and with random ones; prediction layers, of "two" and GLM several;
-Gemma 4's assistant, also where layers share keys."""
+Gemma 4's assistant, also where layers share keys; heads that guess a block at once."""
 GGUF = ("gguf EAGLE-3", "gguf assistant", "gguf MTP", "gguf MTP, marks")
 HEADS = [
     *(pytest.param(name, marks=pytest.mark.model) for name in TORCH),
@@ -54,6 +59,10 @@ def made(
         if name == "eagle3":
             config = flat("LlamaForCausalLMEagle3")
             return with_head(written(folder, config, numbers(3, known=KNOWN)))
+        if name in BLOCKS:
+            second = name == "dflash2"
+            settings, tensors = dflash_files.config(second), dflash_files.numbers(3, second)
+            return with_head(written(folder, settings, tensors))
         if name in ("gemma", "sharing"):
             save_gemma(folder, 2 if name == "sharing" else 0)
             save_assistant(folder / "head")

@@ -11,12 +11,15 @@ import torch
 from gguf import GGUFReader
 from safetensors.torch import load_file
 
+from engine.heads.dflash import read_dflash
 from engine.heads.eagle3 import Target, read_head
 from engine.models.loaders import load
 from engine.settings import Runtime, Sampling
 from tests.support.training_texts import write_texts
 from tests.tools.conftest import Program
 from training.__main__ import main
+from training.block import ALONE, of_blocks
+from training.block import FADE as BLOCK_FADE
 from training.head import FADE, of_target, within
 from training.prepare import Corpus, read
 from training.train import loaded
@@ -108,6 +111,68 @@ def test_what_it_learns_is_what_it_does_when_it_drafts(made: Path, tmp_path: Pat
         shares
     )
     assert found == pytest.approx(wanted, rel=2e-3)
+
+
+BLOCK = ["--length", "48", "--sequences", "4", "--micro", "2", "--layers", "1", "--depth", "1"]
+
+
+def block(made: Path, output: Path, *options: str) -> int:
+    where = ["--target", str(made / "target"), "--output", str(output)]
+    shape = ["--places", "4", "--rank", "8", "--blocks", "6"]
+    return main(["block", str(made / "data"), *where, *BLOCK, *shape, *options])
+
+
+@pytest.mark.soak
+def test_a_block_head_learns_and_goes_on(made: Path, tmp_path: Path) -> None:
+    assert block(made, tmp_path / "one", "--steps", "30", "--decay", "0.5") == 0
+    log = (tmp_path / "one" / "log.jsonl").read_text()
+    lines = [json.loads(each) for each in log.splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
+    start = ["--start", str(tmp_path / "one" / "weights"), "--steps", "1", "--rate", "0"]
+    assert block(made, tmp_path / "more", *start, "--adam-rate", "0") == 0
+    one, other = weights(tmp_path / "one"), weights(tmp_path / "more")
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_a_block_head_learns_is_what_it_guesses(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is that of the laws which the engine's head gives at the same places."""
+    assert block(made, tmp_path, "--steps", "5", "--candidates", "320") == 0
+    target = loaded(made / "target").eval()
+    network = read_dflash(tmp_path / "weights", Target(64, 2, 320))
+    corpus = Corpus.open(made / "data" / "train")
+    text = corpus.tokens[corpus.ends[0] :][:49].tolist()
+    inputs, targets = torch.tensor([text[:-1]]), torch.tensor([text[1:]])
+    answers = within(inputs, 4, 5)[0].tolist()
+    inside = [at for at in range(44) if answers[at]]
+    # The last token of one answer is followed by a message that is none of its own.
+    first = [inside[0], inside[len(inside) // 2], inside[-1]]
+    assert not all(answers[at] for each in first for at in range(each, each + 3))
+    monkeypatch.setattr(torch, "multinomial", lambda *_, **__: torch.tensor([first]))
+    with torch.no_grad():
+        found = float(of_blocks(network.float(), target, len(first), 4, 5)(inputs, targets))
+        laws = target(inputs).logits[0].softmax(-1)
+    folder = str(tmp_path / "weights")
+    backend = load(str(made / "target"), Runtime(dtype="float32", head=folder)).open()
+    own: Any = backend.head
+    own.listen(True)
+    losses, shares = [], []
+    for at in first:
+        backend.prefill(text[: at + 1], lambda: False)
+        guess = own.start(text[: at + 1], Sampling(temperature=0), lambda: False)
+        for depth in range(3):
+            if not all(answers[at : at + depth + 1]):
+                break
+            joint: Any = guess if depth == 0 else guess.after(depth, text[at + depth])
+            alone = guess.all_logits[depth]
+            for logits, share in ((joint.logits, 1.0), (alone, ALONE)):
+                expected = torch.from_numpy(logits).log_softmax(-1)
+                losses.append(-share * float((laws[at + depth] * expected).sum()) / (1 + ALONE))
+                losses[-1] *= BLOCK_FADE**depth
+            shares.append(BLOCK_FADE**depth)
+    assert len(shares) < 9
+    assert found == pytest.approx(sum(losses) / sum(shares), rel=2e-3)
 
 
 def test_answers_are_learned_from_and_nothing_else() -> None:
