@@ -260,7 +260,7 @@ def pair_reason(
             f"{draft} drafts {batch:.3g} tokens at a time. With {least.batch}, {model.name} would "
             f"take {ms(least.seconds(each))} per token; alone it takes {ms(alone)}."
         )
-    needed = {n: need(model, n, each) for n in range(1, LONGEST + 1)}
+    needed = {n: need(model, rule, n, each) for n in range(1, LONGEST + 1)}
     rates = [(acceptance(tokens, n), n) for n, tokens in needed.items() if tokens < n + 1]
     if not rates:
         return cost_reason(draft, model, each)
@@ -290,9 +290,14 @@ def cost_reason(draft: str, model: ModelProfile, each: float) -> str:
     )
 
 
-def need(model: ModelProfile, drafted: int, each: float) -> float:
-    won = model.seconds(0) - model.choice
-    return (drafted * each + model.seconds(drafted) - model.choice) / won if won > 0 else inf
+def need(model: ModelProfile, rule: Rule, drafted: int, each: float) -> float:
+    """The tokens that a round must emit to be as fast as plain decoding: a choice more for each of
+    them, or for each draft if these are verified as a chain."""
+    alone, choice = model.seconds(0), model.choice
+    seconds = drafted * each + model.seconds(drafted)
+    if rule == "rejection":
+        return (seconds + drafted * choice) / alone
+    return (seconds - choice) / (alone - choice) if alone > choice else inf
 
 
 def acceptance(tokens: float, drafted: int) -> float:

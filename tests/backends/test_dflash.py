@@ -199,7 +199,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 def refused(backend: Any, folder: Path, target: str = str(EMBEDDED)) -> str:
     with pytest.raises(ModelError) as raised:
-        given_head(backend, folder, target)
+        given_head(backend.open(), folder, target)
     return str(raised.value)
 
 

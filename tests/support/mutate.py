@@ -60,8 +60,8 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/verify.py",
-        "self.random.random() * proposed < target",
-        "proposed < target",
+        "self.random.random() < share",
+        "0.5 < share",
         "unit/verify",
     ),
     Mutation(
@@ -136,7 +136,7 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/drafting/controller.py",
-        "return max(PROBE, round(-saved / share))",
+        "return round(-saved / share)",
         "return PROBE",
         "unit/controller unit/never_slower",
     ),
