@@ -212,8 +212,10 @@ class Loaded:
         if info.head is None or info.head.expensive or self.curve is None:
             return ""
         why = broken_head(self.curve.gate.head.record)
+        if not why:
+            return ""
         self.backend.info = replace(info, head=replace(info.head, expensive=why))
-        return why and f"The {info.head.name} head of {info.name} is {why}."
+        return f"The {info.head.name} head of {info.name} is {why}."
 
     def suited(self, method: Method) -> Method:
         """The method; while the head rests, the default method is used without it, because even an

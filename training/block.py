@@ -8,24 +8,21 @@ is given the one before each place.
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import LlamaConfig
 
 from bench.harness import Add, Command
 from engine.heads.dflash import SELECTING, Dflash, DflashShape, read_dflash
-from engine.heads.eagle3 import LAYER_FIELDS, TARGET_KEY, Target, tapped, taps_of, usual_layers
-from engine.models.load_transformers import pick_device
+from engine.heads.eagle3 import LAYER_FIELDS, TARGET_KEY, tapped, taps_of, usual_layers
 from engine.models.shape import Model
 from engine.models.torch_heads import weights_digest
-from training.head import SPREAD, within
-from training.prepare import SPECIAL, Corpus
-from training.train import Fit, Loss, add_plan, check, loaded, placed, plan_of, train
+from training.head import SPREAD, add_head, train_head, within
+from training.train import Loss
 
 FADE = 0.85
 """The weight of a place relative to the one before."""
@@ -39,11 +36,7 @@ class TrainBlock(Command):
     """Train a DFlash head, which guesses a whole block of tokens in one forward."""
 
     def add_options(self, add: Add) -> None:
-        add_plan(add)
-        add("--target", required=True, type=Path, help="the folder of the model to draft for")
-        layers = "hidden states that it reads (default: 2, n/2, n-3)"
-        add("--layers", type=int, nargs="+", help=layers)
-        add("--start", type=Path, help="begin with the weights in this folder")
+        add_head(add, "+")
         add("--depth", type=int, default=2, help="its own layers")
         add("--places", type=int, default=8, help="of a block, the last decided token included")
         add("--rank", type=int, default=48, help="numbers per token in its selector")
@@ -51,21 +44,13 @@ class TrainBlock(Command):
         add("--blocks", type=int, default=32, help="taken from each window")
 
     def run(self, options: argparse.Namespace) -> None:
-        plan, corpus = plan_of(options), Corpus.open(options.data / "train")
-        tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
-        device = pick_device(options.device)
-        target = placed(loaded(options.target), device).eval().requires_grad_(False)
-        check(target.config, tokenizer, plan)
-        torch.manual_seed(options.seed)
-        head = new_head(target, shape_of(target, options)).to(device)
-        if options.start:
-            own = target.config
-            fits = Target(own.hidden_size, own.num_hidden_layers, own.vocab_size)
-            head = read_dflash(options.start, fits).float().train().requires_grad_(True).to(device)
-        answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
-        loss = of_blocks(head, target, options.blocks, answering, len(SPECIAL))
-        fit = Fit(head, loss, corpus, plan, options.output, device)
-        train(options, fit, partial(save, head, options.target))
+        train_head(
+            options,
+            lambda target: new_head(target, shape_of(target, options)),
+            read_dflash,
+            lambda head, target, *marks: of_blocks(head, target, options.blocks, *marks),
+            save,
+        )
 
 
 def shape_of(target: Model, options: argparse.Namespace) -> DflashShape:
@@ -134,16 +119,7 @@ def of_blocks(head: Dflash, target: Model, blocks: int, answering: int, special:
             rows = seen.gather(1, flat[..., None].expand(-1, -1, seen.shape[-1]))
             rows = rows.unflatten(1, (blocks, places))[:, :, :-1][counted]
             chances = functional.linear(rows, output).float().softmax(-1)
-        columns = torch.arange(length, device=first.device)
-        block = torch.arange(blocks * places, device=first.device) // places
-        starts = first.repeat_interleave(places, dim=1)
-        visible = torch.cat(
-            (
-                columns < starts[..., None],
-                (block[:, None] == block).expand(batch, -1, -1),
-            ),
-            dim=-1,
-        )[:, None]
+        columns, visible = torch.arange(length, device=first.device), seen_by(first, places, length)
         tokens = torch.full_like(where, shape.mask)
         tokens[..., 0] = inputs.gather(1, first)
 
@@ -173,6 +149,18 @@ def of_blocks(head: Dflash, target: Model, blocks: int, answering: int, special:
         return (each * weights).sum() / weights.sum().clamp(min=1)
 
     return loss
+
+
+def seen_by(first: torch.Tensor, places: int, length: int) -> torch.Tensor:
+    """What the places of blocks see: the rows before the block, and the block itself. `first` are
+    the first places of the blocks, shape (windows, blocks); returns shape (windows, 1, rows of all
+    blocks, `length` + rows of all blocks)."""
+    windows, blocks = first.shape
+    columns = torch.arange(length, device=first.device)
+    block = torch.arange(blocks * places, device=first.device) // places
+    before = columns < first.repeat_interleave(places, dim=1)[..., None]
+    own = (block[:, None] == block).expand(windows, -1, -1)
+    return torch.cat((before, own), dim=-1)[:, None]
 
 
 def save(head: Dflash, target: Path, folder: Path) -> None:

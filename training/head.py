@@ -9,12 +9,14 @@ position and its own earlier steps.
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig
 
@@ -46,29 +48,53 @@ class TrainHead(Command):
     """Train an EAGLE-3 head, which drafts for a target from the target's own hidden states."""
 
     def add_options(self, add: Add) -> None:
-        add_plan(add)
-        add("--target", required=True, type=Path, help="the folder of the model to draft for")
-        layers = "hidden states that it reads (default: 2, n/2, n-3)"
-        add("--layers", type=int, nargs=3, help=layers)
-        add("--start", type=Path, help="begin with the weights in this folder")
+        add_head(add, 3)
         add("--ahead", type=int, default=STEPS, help="steps that it learns to go on for")
 
     def run(self, options: argparse.Namespace) -> None:
-        plan, corpus = plan_of(options), Corpus.open(options.data / "train")
-        tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
-        device = pick_device(options.device)
-        target = placed(loaded(options.target), device).eval().requires_grad_(False)
-        check(target.config, tokenizer, plan)
-        torch.manual_seed(options.seed)
-        head = new_head(target, options.layers).to(device)
-        if options.start:
-            own = target.config
-            fits = Target(own.hidden_size, own.num_hidden_layers, own.vocab_size)
-            head = read_head(options.start, fits)[0].float().train().requires_grad_(True).to(device)
-        answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
-        loss = of_target(head, target, options.ahead, answering, len(SPECIAL))
-        fit = Fit(head, loss, corpus, plan, options.output, device)
-        train(options, fit, partial(save, head, options.target))
+        train_head(
+            options,
+            lambda target: new_head(target, options.layers),
+            lambda folder, target: read_head(folder, target)[0],
+            lambda head, target, *marks: of_target(head, target, options.ahead, *marks),
+            save,
+        )
+
+
+def add_head(add: Add, layers: int | str) -> None:
+    """Declare the options of training a head, which reads so many layers (argparse's `nargs`)."""
+    add_plan(add)
+    add("--target", required=True, type=Path, help="the folder of the model to draft for")
+    read = "hidden states that it reads (default: 2, n/2, n-3)"
+    add("--layers", type=int, nargs=layers, help=read)
+    add("--start", type=Path, help="begin with the weights in this folder")
+
+
+def train_head(
+    options: argparse.Namespace,
+    begin: Callable[[Model], nn.Module],
+    read: Callable[[Path, Target], nn.Module],
+    loss: Callable[[Any, Model, int, int], Loss],
+    save: Callable[[Any, Path, Path], None],
+) -> None:
+    """Train a new head or the one in `options.start`. `loss` is given the head, its target, the
+    token that begins an answer, and the number of tokens that begin or end messages."""
+    plan, corpus = plan_of(options), Corpus.open(options.data / "train")
+    tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
+    device = pick_device(options.device)
+    target = placed(loaded(options.target), device).eval().requires_grad_(False)
+    check(target.config, tokenizer, plan)
+    torch.manual_seed(options.seed)
+    head = begin(target)
+    if options.start:
+        own = target.config
+        fits = Target(own.hidden_size, own.num_hidden_layers, own.vocab_size)
+        head = read(options.start, fits).float().train().requires_grad_(True)
+    head.to(device)
+    answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
+    how = loss(head, target, answering, len(SPECIAL))
+    fit = Fit(head, how, corpus, plan, options.output, device)
+    train(options, fit, partial(save, head, options.target))
 
 
 def new_head(target: Model, layers: list[int] | None) -> Eagle3:

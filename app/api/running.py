@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from queue import SimpleQueue
 from time import monotonic
 
@@ -184,7 +184,8 @@ class Service:
             for number, request in enumerate(completion.requests)
         ]
         at_once = min(self.programs.parallel, len(choices))
-        yield from chain(*choices) if at_once == 1 else merged(choices, at_once, task)
+        for events in choices if at_once == 1 else (merged(choices, at_once, task),):
+            yield from events
 
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion

@@ -79,7 +79,7 @@ class Company:
     """The answers beside one: `others`, of which `trees` share its forwards, with `rows` rows in
     the last one. These are expected to gain `tokens` tokens from the next one. If it is `open`,
     further ones may join. With `rests` all decode plainly, and `paused` if their drafts do not pay.
-    Without drafts, all would get a token in `plain_round` seconds, None if unknown.
+    Without drafts, all would get a token in `plain_round` seconds; None if this is such a round.
 
     The answer itself took `own_rows` rows of the last forward and got `gained` tokens from it,
     `pace` on average. Its decisions depend on `costs`.

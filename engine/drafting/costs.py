@@ -366,6 +366,7 @@ class CostCurve(StepTimes):
         self.shared: dict[int, CostCurve] = {}
         self.tables: dict[tuple[int, int], StepTimes] = {}
         self.rounds: dict[int, float] = {}
+        """The seconds of a plain round, by the number of answers beside one."""
         self.gate = Gate()
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
         self.ends = np.array([*marks, LARGEST])

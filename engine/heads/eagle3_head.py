@@ -77,9 +77,9 @@ def bytes_of(matrix: Matrix) -> int:
 
 def packed(matrix: torch.Tensor) -> Matrix:
     """A matrix, rounded to eight bits where the compiled core multiplies a few rows faster then."""
-    large = matrix.numel() >= LARGE and can_pack(*matrix.shape) if verifies_cheaply() else False
-    on_cpu = matrix.device.type == "cpu"
-    return PackedLinear(matrix, None, BITS) if large and on_cpu else matrix
+    large = matrix.numel() >= LARGE and can_pack(*matrix.shape)
+    fast = matrix.device.type == "cpu" and verifies_cheaply()
+    return PackedLinear(matrix, None, BITS) if large and fast else matrix
 
 
 class FusedHead:
