@@ -8,22 +8,18 @@ position and its own earlier steps.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig
 
 from bench.harness import Add, Command
 from engine.heads.eagle3 import (
-    LAYER_FIELDS,
-    TARGET_KEY,
     Eagle3,
     Eagle3Shape,
     Target,
@@ -31,6 +27,7 @@ from engine.heads.eagle3 import (
     tapped,
     taps_of,
     usual_layers,
+    write_head,
 )
 from engine.models.load_transformers import pick_device
 from engine.models.shape import Model
@@ -193,38 +190,4 @@ class Chain:
 
 
 def save(head: Eagle3, target: Path, folder: Path) -> None:
-    """Write a head as float16, with a config in the format of the speculators library."""
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {
-        name.replace("midlayer.", "layers.0."): each.half().contiguous()
-        for name, each in head.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors")
-    own, verifier = head.shape.layer, LlamaConfig.from_pretrained(str(target))
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": STEPS}],
-            "verifier": {
-                "name_or_path": target.name,
-                "architectures": verifier.architectures,
-            },
-        },
-        "transformer_layer_config": {
-            name: value
-            for name, value in own.to_dict().items()
-            if name in {*LAYER_FIELDS, "model_type", "num_hidden_layers"}
-        },
-        "draft_vocab_size": own.vocab_size,
-        "target_hidden_size": head.shape.target_hidden,
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        "eagle_aux_hidden_state_layer_ids": list(head.shape.layers),
-        "torch_dtype": "float16",
-        TARGET_KEY: weights_digest(str(target)),
-    }
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    write_head(head, folder, target.name, weights_digest(str(target)), STEPS)

@@ -112,6 +112,14 @@ def convolved(rows: torch.Tensor, kernels: torch.Tensor, places: int) -> torch.T
     return (torch.stack(shifted, dim=-2) * kernels).sum(-2)
 
 
+class RmsNorm(nn.RMSNorm):
+    """Also for states of few bits, as training in bfloat16 has them."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.to(states.dtype)
+        return functional.rms_norm(states, weight.shape, weight, self.eps)
+
+
 class DflashLayer(nn.Module):
     """A layer. Its tensors are named as in the files."""
 
@@ -129,13 +137,13 @@ class DflashLayer(nn.Module):
                 "k_proj": nn.Linear(width, shared, bias=bias),
                 "v_proj": nn.Linear(width, shared, bias=bias),
                 "o_proj": nn.Linear(inner, width, bias=bias),
-                "q_norm": nn.RMSNorm(self.size, config.rms_norm_eps),
-                "k_norm": nn.RMSNorm(self.size, config.rms_norm_eps),
+                "q_norm": RmsNorm(self.size, config.rms_norm_eps),
+                "k_norm": RmsNorm(self.size, config.rms_norm_eps),
             }
         )
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
-        self.input_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.input_layernorm = RmsNorm(width, config.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(width, config.rms_norm_eps)
         self.places = shape.places
         if shape.taps:
             self.attention_conv, self.mlp_conv = Convolution(shape), Convolution(shape)
@@ -198,9 +206,9 @@ class Dflash(nn.Module):
         self.shape = shape
         config, width = shape.layer, shape.layer.hidden_size
         self.fc = nn.Linear(len(shape.layers) * width, width, bias=False)
-        self.hidden_norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.hidden_norm = RmsNorm(width, config.rms_norm_eps)
         self.layers = nn.ModuleList(DflashLayer(shape) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.norm = RmsNorm(width, config.rms_norm_eps)
         if shape.rank:
             self.candidate_selector = Selector(shape)
         self.rotary = LlamaRotaryEmbedding(config)

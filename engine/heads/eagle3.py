@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -231,6 +231,43 @@ def read_head(folder: Path, target: Target) -> tuple[Eagle3, NDArray[np.int64] |
             "head that was trained for this model, or load the model without one."
         ) from error
     return head.eval().requires_grad_(False), tokens
+
+
+def write_head(head: Eagle3, folder: Path, verifier: str, weights: str, ahead: int) -> None:
+    """Write a head that uses its target's embedding and output matrix into a folder, as float16,
+    in the format of the speculators library. `verifier` is the name of its target, `weights` is
+    their fingerprint, and it was trained to guess so many tokens `ahead`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): each.half().contiguous()
+        for name, each in head.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    shape, layer = head.shape, head.shape.layer
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": SPECULATORS,
+        "speculators_config": {
+            "algorithm": SPECULATORS,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": ahead}],
+            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": {
+            name: value
+            for name, value in layer.to_dict().items()
+            if name in {*LAYER_FIELDS, "model_type", "num_hidden_layers"}
+        },
+        "draft_vocab_size": layer.vocab_size,
+        "target_hidden_size": shape.target_hidden,
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": shape.norm_before_fc,
+        "eagle_aux_hidden_state_layer_ids": list(shape.layers),
+        "torch_dtype": "float16",
+        TARGET_KEY: weights,
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
 
 
 def renamed(name: str) -> str:

@@ -14,6 +14,9 @@ RMSNorm divides by a width that is 4^k times larger: with an rms smaller by exac
 scaled by 2^-k and eps by 4^-k undo it without a rounding error. Only the order in which a kernel
 adds may differ, and with it the last bits, as between two machines.
 
+An EAGLE-3 head beside the model is inflated in the same way, so that its guesses cost what those of
+a head of the larger model do.
+
 As a program it writes the model in bfloat16. Each line that it prints is the share that is done. If
 it fails, it ends with status 1 and a last line that gives the reason.
 """
@@ -21,8 +24,9 @@ it fails, it ends with status 1 and a last line that gives the reason.
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +38,10 @@ from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from engine.errors import SettingError, StrataError
+from engine.heads.eagle3 import Eagle3, Target, read_head, write_head
+from engine.models.format import HEAD
 from engine.models.shape import SHAPES, Config, Model, Shape, check_fits
+from engine.models.torch_heads import weights_digest
 
 AXES = {
     "embed_tokens": ("vocabulary", "hidden"),
@@ -51,12 +58,22 @@ AXES = {
     "lm_head": ("vocabulary", "hidden"),
 }
 """The meaning of the rows and columns of each weight."""
-WRITERS = {"embed_tokens", "o_proj", "down_proj"}
+HEAD_AXES = AXES | {
+    "fc": ("hidden", "three"),
+    "q_proj": ("heads", "two"),
+    "k_proj": ("kv_heads", "two"),
+    "v_proj": ("kv_heads", "two"),
+    "hidden_norm": ("hidden",),
+}
+"""The same for an EAGLE-3 head, which reads two or three streams side by side."""
+WRITERS = {"embed_tokens", "o_proj", "down_proj", "fc"}
 """The weights that write into the residual stream."""
 KEPT = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "chat_template*", "generation_config.json",
 )  # fmt: skip
+AHEAD = 5
+"""The tokens that a head's config says it was trained to guess."""
 SPREAD = 0.02
 """The standard deviation of idle weights."""
 SHARD = 2_000_000_000
@@ -104,6 +121,9 @@ def places(config: Config, shape: Shape) -> dict[str, torch.Tensor]:
         "intermediate": torch.arange(old.intermediate),
         "heads": (first[:, None] + torch.arange(size)).flatten(),
         "kv_heads": torch.arange(old.kv_heads * size),
+    } | {
+        name: (torch.arange(count)[:, None] * shape.hidden + torch.arange(old.hidden)).flatten()
+        for name, count in (("two", 2), ("three", 3))
     }
 
 
@@ -112,27 +132,74 @@ def inflated_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The named weights of the inflated model in the original's dtype, created one at a time on a
     device. The random part depends on the seed, the order of the names, and the device."""
-    source = model.state_dict()
     inflated = skeleton(inflated_config(model.config, shape))
-    where = places(model.config, shape)
-    generator = torch.Generator(device).manual_seed(seed)
-    scale = (model.config.hidden_size / shape.hidden) ** 0.5
+    padding = Padding(model.config, shape, seed, model.dtype, device)
+    source = model.state_dict()
     for name in names:
+        yield name, padding.padded(name, inflated[name].shape, source.get(name), AXES)
+
+
+class Padding:
+    """Places the entries of weights in larger ones of `dtype`, whose others are idle."""
+
+    def __init__(
+        self, config: Config, shape: Shape, seed: int, dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        self.where, self.dtype, self.device = places(config, shape), dtype, device
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.scale = (config.hidden_size / shape.hidden) ** 0.5
+
+    def padded(
+        self,
+        name: str,
+        shape: torch.Size,
+        original: torch.Tensor | None,
+        axes: Mapping[str, tuple[str, ...]],
+    ) -> torch.Tensor:
+        """The larger weight of a name; `original` is None if the model has none of this name."""
         kind = name.split(".")[-2]
         if kind in WRITERS:
-            weight = torch.zeros(inflated[name].shape, dtype=model.dtype, device=device)
+            weight = torch.zeros(shape, dtype=self.dtype, device=self.device)
         else:
-            noise = torch.empty(inflated[name].shape, device=device)
-            noise.normal_(0, SPREAD, generator=generator)
-            weight = (scale * (1 + noise) if noise.dim() == 1 else noise).to(model.dtype)
-        if name in source:
-            rows, *columns = (where[axis] for axis in AXES[kind])
-            original = source[name].to(device)
+            noise = torch.empty(shape, device=self.device)
+            noise.normal_(0, SPREAD, generator=self.generator)
+            weight = (self.scale * (1 + noise) if noise.dim() == 1 else noise).to(self.dtype)
+        if original is not None:
+            rows, *columns = (self.where[axis] for axis in axes[kind])
+            original = original.to(self.device, self.dtype)
             if columns:
                 weight[rows[:, None], columns[0]] = original
             else:
-                weight[rows] = original * scale
-        yield name, weight
+                weight[rows] = original * self.scale
+        return weight
+
+
+def inflated_head(head: Eagle3, shape: Shape, seed: int) -> Eagle3:
+    """A head of a model that was inflated to a shape, with the function of `head`. Raises
+    SettingError if it does not fit."""
+    config = inflated_config(head.shape.layer, replace(shape, layers=1))
+    with torch.device("meta"):
+        larger = Eagle3(replace(head.shape, layer=config, target_hidden=shape.hidden))
+    padding = Padding(head.shape.layer, shape, seed, torch.float32)
+    source, weights = head.state_dict(), {}
+    for name, each in larger.state_dict().items():
+        weights[name] = padding.padded(f"head.{name}", each.shape, source[name], HEAD_AXES)
+    larger.load_state_dict(weights, assign=True)
+    larger.rotary = type(head.rotary)(config)
+    return larger
+
+
+def write_head_of(model: Model, shape: Shape, source: Path, folder: Path, seed: int) -> None:
+    """Inflate the head beside a model, if it uses the model's embedding and output matrix, and so
+    has its width."""
+    if not (source / HEAD / "config.json").is_file():
+        return
+    config = model.config
+    target = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size)
+    head, _ = read_head(source / HEAD, target)
+    if not (head.shape.output or head.shape.embedding or head.shape.norm_before_fc):
+        larger = inflated_head(head.float(), shape, seed)
+        write_head(larger, folder / HEAD, folder.name, weights_digest(str(folder)), AHEAD)
 
 
 def inflate(model: Model, shape: Shape, seed: int = 0) -> tuple[Model, dict[str, torch.Tensor]]:
@@ -184,6 +251,7 @@ def write(
                 if any(fnmatch(path.name, pattern) for pattern in KEPT):
                     shutil.copyfile(path, folder / path.name)
             config.save_pretrained(folder)
+            write_head_of(model, shape, source, folder, seed)
             if output.exists():
                 output.rmdir()
             folder.rename(output)

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from bench.__main__ import main
@@ -18,6 +19,7 @@ from bench.inflate import Comparison, compare, rounded, sizes
 from engine.backends.llamacpp import alone
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
+from engine.heads.eagle3 import Target, read_head
 from engine.models import inflate
 from engine.models.load_transformers import load_transformers
 from engine.models.loaders import load
@@ -242,6 +244,30 @@ def index_of(output: Path) -> dict[str, Any]:
     return json.loads((output / "model.safetensors.index.json").read_text())
 
 
+def test_an_inflated_head_computes_the_same() -> None:
+    head, _ = read_head(EMBEDDED / "head", Target(256, 8, 6144))
+    larger = inflate.inflated_head(head.float(), Shape(1024, 1040, 8, 8, 9), seed=3)
+    made = torch.Generator().manual_seed(1)
+    streams = [torch.randn(1, 5, 256, generator=made) for _ in range(4)]
+    padded = [functional.pad(each, (0, 768)) for each in streams]
+
+    def attend(queries: Any, keys: Any, values: Any) -> Any:
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, enable_gqa=True
+        )
+
+    found = []
+    with torch.no_grad():
+        for each, (embedded, *states) in ((head, streams), (larger, padded)):
+            joined = each.join(torch.cat(states, dim=-1))
+            out = each(embedded, joined, torch.arange(5)[None], attend)
+            found.append((out, each.norm(out)))
+    (own, normed), (wide, wide_normed) = found
+    assert torch.allclose(wide[..., :256], own, atol=1e-5) and not wide[..., 256:].any()
+    assert torch.allclose(wide_normed[..., :256], normed, atol=1e-5)
+    assert larger.fc.weight.shape == (1024, 3 * 1024)
+
+
 @pytest.mark.soak
 @pytest.mark.usefixtures("small_sizes")
 def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
@@ -255,8 +281,8 @@ def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
     assert report["tokens"] == 24 and report["prompts"] == 2
     assert report["fingerprints_differ"] and report["same_tokenizer"] and report["can_tree"]
     names = {path.name for path in output.iterdir()}
-    kept = {path.name for path in EMBEDDED.iterdir() if path.is_file()}  # but no head
-    assert names == kept and list(output.parent.iterdir()) == [output]
+    kept = {path.name for path in EMBEDDED.iterdir() if path.is_file()}
+    assert names == {*kept, "head"} and list(output.parent.iterdir()) == [output]
     for name in kept - {"config.json", "model.safetensors"}:
         assert (output / name).read_bytes() == (EMBEDDED / name).read_bytes()
     config = json.loads((output / "config.json").read_text())
