@@ -155,7 +155,7 @@ def decoding(
     how = drafting, info.vocabulary_size, costs, info.leaves, company or Company()
     controller = DraftController(drafters, *how)
     if backend.head is not None:
-        backend.head.listen(any(drafter.name == HEAD for drafter in drafters))
+        backend.head.listen(controller.listens)
     pending = PendingTokens(drafters, tokens, controller)
     rule = drafting.rule if constraint is None else "match"
     loop = DecodeLoop(backend, tokens, answer, controller, pending, rule, constraint)
@@ -241,6 +241,8 @@ class DecodeLoop:
             self.pending.learn()
         learned = perf_counter()
         tree, work = self.draft(active, budget, depth)
+        if backend.head is not None:
+            backend.head.listen(controller.listens)
         drafted = perf_counter()
         scored = yield Wanted(backend, tree, self.answer.sampling)
         company = controller.company.others
@@ -385,8 +387,8 @@ def draft(
     tree = Tree(tokens[-1])
     work: dict[str, Work] = {}
     for drafter in drafters:
-        if len(tree) >= budget.nodes:
-            break
+        if len(tree) >= budget.nodes and drafter.name != HEAD:
+            continue  # A head grows the tree again.
         for source, done in drafter.grow(tree, tokens, budget).items():
             work[source] = done.plus(work.get(source, Work(0.0)))
     return tree, work

@@ -108,7 +108,7 @@ class Method:
         target: Backend | None = None,
         constraint: Constraint | None = None,
     ) -> list[Drafter]:
-        """The drafters for one answer: the head and the databases first, then the draft models.
+        """The drafters for one answer: the databases and the head first, then the draft models.
 
         `sampling` is that of the answer; without it the databases draft by probability alone.
         `cancelled` is the cancellation check of the answer, because draft models read the prompt,
@@ -172,7 +172,7 @@ class Method:
         if not tiers:
             return [HeadDrafter(head, tier, alone, None, cancelled)]
         merged = databases.with_head(tiers, tier, known)
-        return [HeadDrafter(head, tier, alone, merged, cancelled), merged]
+        return [merged, HeadDrafter(head, tier, alone, merged, cancelled)]
 
     def plan(self, family: Plans[Any] | None) -> Plan:
         """The plan of the draft models. Raises SettingError if it needs models that are not loaded

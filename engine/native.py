@@ -8,7 +8,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-INTERFACE = 11
+INTERFACE = 12
 """The version of the interface to the core. A core that was built for another one is not used."""
 
 

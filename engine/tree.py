@@ -30,6 +30,10 @@ class Tree:
     )
 
     def __init__(self, root: int) -> None:
+        self.begin(root)
+
+    def begin(self, root: int) -> None:
+        """Begin with the root alone. A copy made before keeps the nodes."""
         self.tokens = [root]
         self.parents = [-1]
         self.depths = [0]

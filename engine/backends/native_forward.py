@@ -130,12 +130,13 @@ class NativeForwards:
         self.decoder = core.Decoder(
             [*sizes, *experts],
             normalised,
+            False,
             model.model.norm.variance_epsilon,
             first.scaling,
             [parts_of(layer) for layer in layers],
             model.model.norm.weight.data,
             self.head.matrix,
-            *rotary_factors(model, self.capacity, self.shape[2]),
+            *rotary_factors(model.model.rotary_emb, self.capacity, self.shape[2]),
             model,
         )
 
@@ -152,7 +153,7 @@ class NativeForwards:
         for span in spans:
             cache, rows = span.sequence.cache, len(span.tokens)
             cache.grow(cache.length + rows)
-            caches.append((rows, cache.length, cache.parts))
+            caches.append((rows, cache.length, 0, cache.parts))
             tokens += span.tokens
             positions += span.positions
             parents += span.parents
@@ -167,6 +168,7 @@ class NativeForwards:
             np.array(parents, dtype=np.int64),
             logits,
             [(number, tap) for number, tap in taps if number >= 0],
+            None,
             torch.get_num_threads(),
         )
         first = 0
@@ -214,7 +216,7 @@ def parts_of(layer: Any) -> list[Any]:
         own.append(None if norm is None else norm.weight.data)
     modules = [getattr(attention, name, None) or getattr(mlp, name) for name in MATRICES]
     norms = layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data
-    return [*norms, *own, router, *(module.matrix for module in modules)]
+    return [*norms, *own, None, router, *(module.matrix for module in modules)]
 
 
 def mixtures_of(model: Any) -> list[Any]:
@@ -232,12 +234,12 @@ def experts_of(model: Any) -> tuple[list[int], bool]:
     return sizes, getattr(router, "norm_topk_prob", True)
 
 
-def rotary_factors(model: Any, positions: int, size: int) -> list[torch.Tensor]:
+def rotary_factors(rotary: Any, positions: int, size: int) -> list[torch.Tensor]:
     """Cosines and sines by position, each of shape (positions, size / 2). Raises ValueError for a
-    model that rotates in another way."""
+    module that rotates in another way."""
     states = torch.zeros((1, positions, 1))
     found = []
-    for factors in model.model.rotary_emb(states, torch.arange(positions)[None]):
+    for factors in rotary(states, torch.arange(positions)[None]):
         left, right = factors[0].float().split(size // 2, dim=-1)
         if not torch.equal(left, right):
             raise ValueError("its rotary factors have another order")

@@ -46,11 +46,13 @@ class Budget:
         self.costs: StepTimes | None = costs if drafting.budget == "adaptive" else None
         self.leaves, self.drafting_ways = leaves, drafting_ways
         self.due, self.owed, self.near = due, due == DATABASES, near
-        self.floor = drafting.threshold
-        self.expected = 1.0
+        self.threshold = drafting.threshold
         self.others = 0.0
-        self.best = 0
-        self.worth = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with an empty tree."""
+        self.floor, self.expected, self.best, self.worth = self.threshold, 1.0, 0, 0.0
         if self.costs is not None and not self.owed:
             self.worth = 1.0 / self.costs.table[0]
             # No node below this can ever pay, so nothing is looked up for it.
@@ -71,12 +73,12 @@ class Budget:
         self.worth = self.expected / self.costs.table[0]
         self.floor = max(self.floor, self.expected * self.costs.cheapest)
 
-    def spend(self, seconds: float) -> None:
-        """Account for time that was spent before the tree is grown: the drafts have to make up for
-        that time too."""
+    def again(self, seconds: float) -> None:
+        """Begin again with an empty tree after `seconds` seconds of finding out more: the drafts
+        have to make up for that time too."""
         if self.costs is not None:
             self.costs = self.costs.delayed(seconds)
-            self.worth = 0.0 if self.owed else 1.0 / self.costs.table[0]
+        self.begin()
 
     def pays(self, size: int, probability: float) -> bool:
         """Whether a tree of `size` nodes should grow by one of that path probability."""

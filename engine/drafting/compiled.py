@@ -5,7 +5,7 @@ algorithm. Tiers that keep their data in native memory are read there, without t
 lock; any other tier is called in Python. `hierarchy` chooses between the two implementations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from engine import native
@@ -14,6 +14,7 @@ from engine.drafting.base import Frozen, Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import CLASSES, MEMORY, PRIOR_OBSERVATIONS, UNSEEN, Calibration
 from engine.drafting.copies import CompiledCopies
+from engine.drafting.head import HeadTier
 from engine.drafting.hierarchy import FAVOURED, NEGLIGIBLE, SLIGHT, Hierarchy
 from engine.drafting.ngrams import CompiledCounts
 from engine.drafting.tiers import (
@@ -77,9 +78,10 @@ class CompiledHierarchy(Hierarchy):
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         self.tree, self.grown = tree, None if budget.near else len(tokens)
+        self.on_path = None
         return cast("Mapping[str, Work]", self.compiled.grow(tree, tokens, budget))
 
-    def chances(self) -> list[float]:
+    def of_rows(self) -> list[float]:
         return cast("list[float]", self.compiled.chances())
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
@@ -90,8 +92,8 @@ class CompiledHierarchy(Hierarchy):
         for tier in self.tiers:
             tier.observe(tokens, new)
 
-    def forget(self) -> None:
-        self.compiled.forget()
+    def forget(self, suffixes: Collection[tuple[int, ...]] | None = None) -> None:
+        self.compiled.forget(None if suffixes is None else list(suffixes))
 
 
 def compiled_calibration(calibration: Calibration) -> Any:
@@ -117,6 +119,8 @@ def source_of(tier: Tier) -> Any:
     kind, core = type(tier), native.core
     if isinstance(tier, Frozen) and kind in (Frozen, LimitedView):
         return source_of(tier.tier)
+    if isinstance(tier, HeadTier) and kind is HeadTier and tier.compiled is not None:
+        return tier.compiled
     if isinstance(tier, StatisticsTier) and kind is StatisticsTier:
         table, copy = tier.table, getattr(tier.table, "in_memory", lambda: None)()
         return core.Statistics(table.look_up, table.unigrams, copy, STATISTICS_KEY, REMEMBERED)

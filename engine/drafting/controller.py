@@ -4,10 +4,9 @@ rule.
 - **Balance.** Each way to draft has a balance, in units of plain steps: the savings of its latest
   steps, by the cost curve. It is charged for look-ups, forwards of draft models, calls of the head
   and learning, and for the time by which sampling and bookkeeping exceed those of plain steps.
-  Joint savings of databases and head are divided by the sources of the accepted tokens, and the
-  cost of the rows by the sources of the nodes. A balance starts at three and is capped at six, or
-  twelve for a head. Unlike an average, a balance tolerates a small gain that comes in bursts, and
-  limits what an attempt can lose.
+  A head saves the steps of the tokens that it alone guessed. A balance starts at three and is
+  capped at six, or twelve for a head. Unlike an average, a balance tolerates a small gain that
+  comes in bursts, and limits what an attempt can lose.
 - **Back-off.** When the balance becomes negative, drafting pauses for 16 steps, then for 32, up to
   512. After each pause it may lose one plain step, a head two. Once the balance is full, pauses
   start again at 16.
@@ -68,6 +67,9 @@ PRIOR_TOKENS = 32
 """The number of tokens whose learning time weighs as much as the earlier estimate."""
 PACE_GAIN = 0.2
 """The weight of a step in the tokens that an answer is expected to gain from the next one."""
+RESTED, HEARD = 16, 8
+"""The steps after which a head that was not called rests, and those before it is tried again in
+which it listens."""
 PARTS = "draft", "verify", "sample", "other"
 """The times of a Step."""
 PLAIN_GAIN = 0.1
@@ -136,6 +138,8 @@ class DraftController:
         self.forced = ""
         self.nothing = Budget(drafting, 0, vocabulary)
         self.paused = self.was_paused = False
+        self.listens = HEAD in self.ways and not self.rests()
+        """Whether a head needs the hidden states of the next forward."""
 
     def reach(self, length: int, unread: int = 0) -> None:
         """Set the length of the text, and how many of its tokens the next forward reads again
@@ -154,12 +158,15 @@ class DraftController:
         backing_off = [name for name in self.ways if self.backing_off(name)]
         paused = 0 < len(backing_off) == len(self.ways)
         active = {name for name in self.ways if name not in backing_off or self.probes(name)}
+        if not self.listens:
+            active.discard(HEAD)
+        self.listens = HEAD in self.ways and not self.rests()
         self.steps += 1
         plain = self.costs is not None and self.costs.gate.plain >= self.costs.gate.plain_after
         if self.company.others:
             active, backing_off = {DATABASES} & self.ways, []
             plain, paused = self.company.rests, self.company.paused
-        self.was_paused, self.paused = self.paused, paused
+        self.was_paused, self.paused = self.paused and not self.active, paused
         if depth <= 0 or plain or not active or not self.drafting.nodes:
             self.active, self.forced = set(), ""
             return self.nothing, ()
@@ -186,10 +193,25 @@ class DraftController:
 
     def probes(self, name: str) -> bool:
         """Whether a way to draft has been unused for so long that it is tried again."""
-        gain, costs = self.gains[name], self.costs
-        suspect = name == HEAD and costs is not None and costs.gate.head.record.suspect
-        due = gain.unused >= (gain.wait if suspect else max(gain.wait, PROBE))
-        return due or (name == DATABASES and self.steps == FIRST)
+        return self.left(name) <= 0 or (name == DATABASES and self.steps == FIRST)
+
+    def left(self, name: str) -> int:
+        """The steps until a way to draft is tried again if it is unused until then."""
+        gain = self.gains[name]
+        soon = name == HEAD and self.suspects()
+        return (gain.wait if soon else max(gain.wait, PROBE)) - gain.unused
+
+    def suspects(self) -> bool:
+        """Whether a head may be broken, which more guesses will tell."""
+        return self.costs is not None and self.costs.gate.head.record.suspect
+
+    def rests(self) -> bool:
+        """Whether a head has not paid for so long that it does not even listen to the target, which
+        takes time as well. Shortly before it is tried again, it listens."""
+        if HEAD not in self.gains or self.left(HEAD) <= HEARD:
+            return False
+        gain = self.gains[HEAD]
+        return gain.backoff > HEARD or gain.unused > RESTED
 
     def due(self, active: set[str]) -> str:
         """The way to draft that is used in the next step regardless of expectations.
@@ -300,13 +322,13 @@ class DraftController:
             if not nodes and since >= STEADY + COUNTED:
                 return
         models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
-        # With a head, it is look-ups that decide whether to ask it, and some are made twice.
-        head = sum(step.look_ups.values()) - sum(models) if HEAD in step.look_ups else 0.0
+        head = step.look_ups.get(HEAD, 0.0)
         # The time of models does not count as the cost of nodes from databases.
         looking = step.draft_seconds - learning - sum(models) - head
         settling = accepting if nodes else 0.0
         rest = step.sample_seconds + step.other_seconds - settling
-        if nodes or STEADY <= since < STEADY + COUNTED:
+        # After a call of the head everything takes longer, which is the head's cost.
+        if HEAD not in step.levels and (nodes or STEADY <= since < STEADY + COUNTED):
             self.costs.observe(nodes, verify, looking, learning + rest)
         if not since:
             self.costs.returned(None if nodes else verify)
@@ -326,7 +348,12 @@ class DraftController:
         # What the format demands is no gain of any way to draft.
         took += guessed(step, SCHEMA, rows)
         winner = STACK if models else DATABASES
-        head_share = guessed(step, HEAD, rows) - head / plain if HEAD in step.levels else None
+        head_share = None
+        if HEAD in step.levels:
+            chosen = [token.id for token in step.tokens]
+            seconds = step.draft_seconds - sum(models) + verify + rest
+            heads = [each for each in self.drafters if each.name == HEAD]
+            head_share = sum(each.saved(chosen, seconds) for each in heads)
         if nodes and self.forced == DATABASES:
             pays = emitted > took
             gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
@@ -385,8 +412,17 @@ class DraftController:
                 back_off(name, gain, probe if used else None)
             elif name in shares:
                 settle(name, gain, shares[name], self.least)
-                if name == HEAD == self.forced:
-                    gain.wait = rest_of(name, shares[name])
+                if name == HEAD:
+                    self.put_off(gain, shares[name])
+
+    def put_off(self, gain: Gain, saved: float) -> None:
+        """Set when a head is tried again: later each time, until it is called because that pays."""
+        wait = PROBE
+        if self.forced == HEAD:
+            wait = rest_of(HEAD, saved)
+            if not self.suspects():
+                wait = max(wait, min(2 * gain.wait, LONGEST))
+        gain.wait = wait
 
 
 def guessed(step: Step, source: str, rows: float) -> float:

@@ -114,6 +114,9 @@ WHOLE = -1
 """The index that stands for all calls of a step together."""
 HEAD_GAIN = 0.05
 """The weight of an observation in the time of a call, after the first few."""
+HEAD_MARGIN = 1.6
+"""How many times its time the first call of a head in a step has to be worth, because it also slows
+down what comes after it (docs/log.md)."""
 HEAD_PRIOR, HEAD_MEMORY = 4.0, 60.0
 """The weight of the initial gains of a head, and the limit beyond which older ones decay, in units
 of open probability."""
@@ -123,28 +126,30 @@ of open probability."""
 class HeadPace:
     """The time that a head takes, and what its calls have gained, for engine/drafting/head.py.
 
-    `seconds[d]` is the time of the call for level d below the root. `added[d]` is the number of
-    tokens that such calls added to their steps, after the cost of the rows in the forward.
-    `missing[d]` is the total probability that the tree had left open at that level. The last entry
-    of each stands for all calls of a step. `seen` counts the timed calls. `record` tells whether
-    the guesses hold as often as the head claims.
+    `seconds[d]` is the time of the call for level d below the root; reading prompts is a part of
+    it. `saved[d]` is the number of steps that such calls saved, after the cost of the rows in the
+    forward. `missing[d]` is the total probability that the tree had left open at that level. The
+    last entry of each stands for all calls of a step. `seen` counts the timed calls. A step with
+    calls takes `beside` seconds more in other places. `record` tells whether the guesses hold as
+    often as the head claims.
     """
 
-    added: list[float] = field(
-        default_factory=lambda: [0.85 * HEAD_PRIOR] * HEAD_LEVELS + [1.5 * HEAD_PRIOR]
+    saved: list[float] = field(
+        default_factory=lambda: [0.7 * HEAD_PRIOR] * HEAD_LEVELS + [1.2 * HEAD_PRIOR]
     )
     missing: list[float] = field(default_factory=lambda: [HEAD_PRIOR] * (HEAD_LEVELS + 1))
     seconds: list[float] = field(default_factory=lambda: [0.0] * (HEAD_LEVELS + 1))
     seen: list[int] = field(default_factory=lambda: [0] * (HEAD_LEVELS + 1))
+    beside: float = 0.0
     record: HeadRecord = field(default_factory=HeadRecord)
 
     def gain(self, which: int) -> float:
-        """The tokens that a call adds, as a share of the open probability."""
-        return self.added[which] / self.missing[which]
+        """The steps that a call saves, as a share of the open probability."""
+        return self.saved[which] / self.missing[which]
 
-    def pays(self, level: int, missing: float, expected: float, step: float) -> bool:
-        """Whether to call the head for a level if the tree leaves `missing` open, is `expected` to
-        emit so many tokens, and its step takes the given time.
+    def pays(self, level: int, missing: float, step: float) -> bool:
+        """Whether to call the head for a level if the tree leaves `missing` open, and its step
+        takes the given time.
 
         The first call may pay by itself, or through those that follow it. A level that was never
         called is tried.
@@ -154,7 +159,9 @@ class HeadPace:
             # A level that was never called is assumed to take as long as the level above it.
             known = max((n for n in range(at + 1) if self.seen[n]), default=0)
             takes = self.seconds[known if which == at else which]
-            if self.gain(which) * missing * step > takes * expected:
+            if not level:
+                takes = HEAD_MARGIN * (takes + self.beside)
+            if self.gain(which) * missing * step > takes:
                 return True
         return False
 
@@ -167,12 +174,16 @@ class HeadPace:
         gain = max(HEAD_GAIN, 1 / self.seen[at])
         self.seconds[at] = known + gain * (cut - known)
 
-    def gained(self, level: int, missing: float, added: float) -> None:
+    def took_beside(self, seconds: float) -> None:
+        most, gain = self.seconds[WHOLE], max(HEAD_GAIN, 1 / self.seen[WHOLE])
+        self.beside += gain * (min(max(seconds, -most), most) - self.beside)
+
+    def gained(self, level: int, missing: float, saved: float) -> None:
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
-        self.added[at] += added
+        self.saved[at] += saved
         self.missing[at] += missing
         if self.missing[at] > HEAD_MEMORY:
-            self.added[at] /= 2
+            self.saved[at] /= 2
             self.missing[at] /= 2
 
 
@@ -290,6 +301,11 @@ class StepTimes:
         self.slopes.append(inf)
         self.table_array, self.slope_array = array("d", self.table), array("d", self.slopes)
 
+    def took(self, nodes: int) -> float:
+        """The seconds that a step over so many nodes takes, without what its draft costs later
+        steps."""
+        return self.table[nodes]
+
     def delayed(self, seconds: float) -> "StepTimes":
         """The times of a step that has already taken so many seconds before its tree is grown."""
         table = np.array(self.table)
@@ -395,6 +411,9 @@ class CostCurve(StepTimes):
     def seconds(self, nodes: int) -> float:
         """c(n, length): the seconds of a forward over `nodes` nodes and the root."""
         return self.short(nodes) + self.growth.seconds(self.beyond, nodes)
+
+    def took(self, nodes: int) -> float:
+        return self.seconds(nodes + self.unread) + self.other + nodes * self.node
 
     def rereading(self, unread: int) -> float:
         return self.seconds(unread) - self.seconds(0)

@@ -5,20 +5,20 @@ evidence of one more tier (`HeadTier`), with a weight that is learned per depth 
 class (engine/drafting/calibration.py). Candidates of databases and head are therefore on one scale,
 in one tree, under one budget.
 
-A guess costs a call, so the head is called level by level (`HeadDrafter`). First the tree is grown
-from the evidence at hand. A guess can gain at most the probability that the answer leaves this tree
-at the next level. If that is worth less than the time of a call, judged by earlier calls, the head
-is not called, or not for deeper levels.
+A guess costs a call, so the head is called level by level (`HeadDrafter`). First the databases grow
+the tree. A guess can gain at most the probability that the answer leaves this tree at the next
+level. If that is worth less than the time of a call, judged by earlier calls, the head is not
+called, or not for deeper levels. After a call the tree is grown again from all evidence.
 
 Invariant: guesses decide nothing. A head that is wrong, or fails, costs only time.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
 
+from engine import native
 from engine.drafting.base import Drafter, Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, WINDOW
@@ -64,14 +64,22 @@ class HeadTier(Tier):
         self.sampling, self.noisy, self.at_once = sampling, noisy, at_once
         self.guesses: dict[Suffix, tuple[LogitGuess, int, int]] = {}
         self.known: dict[Suffix, Sequence[Followers]] = {}
+        self.compiled = native.core.Guessed() if native.core is not None and at_once == 1 else None
+        """The same matches, as the compiled core reads them."""
 
     def add(self, suffix: Suffix, guess: LogitGuess, depth: int, position: int) -> None:
-        self.guesses.setdefault(suffix, (guess, depth, position))
+        if suffix in self.guesses:
+            return
+        self.guesses[suffix] = guess, depth, position
         self.known.pop(suffix, None)
+        if self.compiled is not None:
+            self.compiled.add(suffix, self.matches(suffix))
 
     def clear(self) -> None:
         self.guesses.clear()
         self.known.clear()
+        if self.compiled is not None:
+            self.compiled.clear()
 
     def matches(self, suffix: Suffix) -> Sequence[Followers]:
         """The guess as a match of PLACE tokens; shorter matches are empty."""
@@ -122,19 +130,14 @@ class HeadTier(Tier):
     def unigrams(self) -> None:
         """None: every guess of a head depends on the tokens before it."""
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        self.clear()
-
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A tree grown from the present evidence: the path probability of each row, the root first, the
-    number of tokens that the tree is `expected` to emit, and the seconds of its step without the
-    head."""
+    """A tree grown from the present evidence: the path probability of each row, the root first, and
+    the seconds of its step without the head."""
 
     tree: Tree
     chances: Sequence[float]
-    expected: float
     seconds: float
 
     def missing(self, rows: Iterable[int]) -> float:
@@ -143,21 +146,39 @@ class Look:
         chances, children = self.chances, self.tree.children
         return sum(chances[row] - sum(chances[n] for n in children[row].values()) for row in rows)
 
-    def kept(self, emitted: Sequence[int]) -> int:
+    def kept(self, emitted: Sequence[int]) -> list[int]:
+        """The rows that such tokens follow, without those that other drafters have added since."""
         following = iter(emitted)
         rows, _ = self.tree.walk(lambda row: next(following, -1))
-        return len(rows)
+        return [row for row in rows if row < len(self.chances)]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a head for a level: the probability that the tree left open at that level, and the
-    tree before and after the call."""
+    """A call of a head for a level, which took `seconds`: the probability that the tree left open
+    at that level, and the tree before and after the call."""
 
     level: int
     missing: float
+    seconds: float
     before: Look
     after: Look
+
+    def saved(self, emitted: Sequence[int]) -> int:
+        """How many steps the call saved if the target chose these tokens.
+
+        A token that the head alone guessed saves a step. What the databases draft after it does
+        not: they would have drafted it in that step.
+        """
+        had, has = self.before.kept(emitted), self.after.kept(emitted)
+        if len(has) < len(had):
+            return -1
+        return sum(self.after.tree.sources[row] == HEAD for row in has[len(had) :])
+
+    @property
+    def rows(self) -> float:
+        """The seconds by which a forward takes longer for the rows that it has more."""
+        return self.after.seconds - self.before.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,23 +207,16 @@ def frontier(tree: Tree, level: Sequence[Node], depth: int) -> list[Node]:
 
 
 class HeadStep:
-    """The calls of a head in one step, decided by growing the tree from the present evidence.
-
-    With `reads` the head reads the prompt in this step, so the time of its first call is no sample
-    of later ones.
-    """
+    """The calls of a head in one step. After each the hierarchy grows the tree again."""
 
     def __init__(
-        self, hierarchy: Hierarchy, tokens: Sequence[int], budget: Budget, reads: bool = False
+        self, hierarchy: Hierarchy, tree: Tree, tokens: Sequence[int], budget: Budget
     ) -> None:
-        self.hierarchy, self.tokens, self.budget = hierarchy, tokens, budget
-        self.reads, self.decided = reads, len(tokens)
+        self.hierarchy, self.tree, self.tokens, self.budget = hierarchy, tree, tokens, budget
+        self.costs = budget.costs
         self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
         self.calls: list[Call] = []
-        self.spent = 0.0
         self.claim: tuple[int, float] | None = None
-        self.searched = defaultdict[str, float](float)
-        """The seconds of look-ups in each database, which growing the tree does not make again."""
 
     def run(self, head: Head, tier: HeadTier, cancelled: Callable[[], bool]) -> None:
         look, info = self.look(), head.info
@@ -210,13 +224,15 @@ class HeadStep:
         missing = look.missing(row for row, depth in enumerate(depths) if depth < info.at_once)
         if self.budget.due != HEAD and not self.pays(0, missing, look):
             return
-        clock = perf_counter()
+        clock, position = perf_counter(), len(self.tokens)
         guess = head.start(self.tokens, tier.sampling, cancelled)
         level = [Node(0, (), tuple(self.tokens[-WINDOW:]), 0)]
         if guess is not None:
-            tier.add(level[0].suffix, guess, 0, self.decided)
+            tier.add(level[0].suffix, guess, 0, position)
             self.claim = tier.claim(level[0].suffix)
-        look = self.called(0, missing, look, clock)
+        # A guess for several levels at once is evidence at nodes below the root, too.
+        stale = None if info.at_once > 1 else [level[0].suffix]
+        look = self.called(0, stale, missing, look, clock)
         if guess is None:
             return
         width = WIDTH if info.branches else 1
@@ -230,67 +246,65 @@ class HeadStep:
                 [node.parent for node in nodes], [node.path[-1] for node in nodes]
             )
             for node, guess in zip(nodes, guesses, strict=True):
-                tier.add(node.suffix, guess, depth, self.decided + depth)
+                tier.add(node.suffix, guess, depth, position + depth)
             level = nodes
-            look = self.called(depth, missing, look, clock)
+            look = self.called(depth, [node.suffix for node in nodes], missing, look, clock)
 
     def pays(self, level: int, missing: float, look: Look) -> bool:
-        seconds = look.seconds + self.spent
-        return self.pace is None or self.pace.pays(level, missing, look.expected, seconds)
+        return self.pace is None or self.pace.pays(level, missing, look.seconds)
 
-    def called(self, level: int, missing: float, before: Look, clock: float) -> Look:
-        """Record a call of the head for a level that began at `clock`; returns the new look of the
-        tree."""
-        self.hierarchy.forget()
+    def called(
+        self, level: int, stale: list[Suffix] | None, missing: float, before: Look, clock: float
+    ) -> Look:
+        """Record a call of the head for a level that began at `clock`, and grow the tree again,
+        with new look-ups for the suffixes that are `stale`. Returns its new look."""
+        self.budget.again(perf_counter() - clock)
+        self.hierarchy.forget(stale)
+        self.tree.begin(self.tokens[-1])
+        self.hierarchy.grow(self.tree, self.tokens, self.budget)
         after = self.look()
         seconds = perf_counter() - clock
-        self.spent += seconds
-        if self.pace is not None and (level or not self.reads):
+        if self.pace is not None:
             self.pace.took(level, seconds)
-        self.calls.append(Call(level, missing, before, after))
+        self.calls.append(Call(level, missing, seconds, before, after))
         return after
 
     def look(self) -> Look:
-        tree, costs = Tree(self.tokens[-1]), self.budget.costs
-        if self.budget.leaves == 1:
-            chances, expected, work = self.hierarchy.grow_path(tree, self.tokens, self.budget)
-        else:
-            trial = copy(self.budget)
-            work = self.hierarchy.grow_tree(tree, self.tokens, trial)
-            chances = self.hierarchy.chances()
-            expected = trial.expected if costs is None else sum(chances)
-        for source, done in work.items():
-            self.searched[source] += done.seconds
-        return Look(tree, chances, expected, 1.0 if costs is None else costs.table[len(tree)])
+        chances = self.hierarchy.chances() if len(self.tree) else [1.0]
+        seconds = 1.0 if self.costs is None else self.costs.took(len(self.tree))
+        return Look(copy(self.tree), chances, seconds)
 
-    def settle(self, emitted: Sequence[int]) -> None:
-        """Learn what the calls gained, from the tokens that the target chose.
+    def saved(self, emitted: Sequence[int], seconds: float) -> float:
+        """Learn what the calls gained and cost in a step that took so many seconds. Returns how
+        many plain steps they saved.
 
-        The tokens that were kept count, not those that were expected. The rows that a call adds to
-        the forward are charged in tokens, at the rate of the tree before the call.
+        The tokens that the target chose count, not those that were expected. The step also takes
+        longer than one without calls in other places: for learning from guesses, and because the
+        target's weights have left the processor's caches.
         """
-        if self.pace is None or not self.calls:
-            return
-        if not self.reads:
-            self.pace.took(WHOLE, self.spent)
+        if self.pace is None or self.costs is None or not self.calls:
+            return 0.0
         if self.claim is not None:
             token, chance = self.claim
             self.pace.record.add(chance, emitted[0] == token)
         first, last = self.calls[0], self.calls[-1]
-        whole = Call(WHOLE, first.missing, first.before, last.after)
+        spent = sum(call.seconds for call in self.calls)
+        whole = Call(WHOLE, first.missing, spent, first.before, last.after)
+        self.pace.took(WHOLE, spent)
+        self.pace.took_beside(seconds - last.after.seconds - spent)
         for call in (*self.calls, whole):
-            rows = call.after.seconds - call.before.seconds
-            pace = call.before.expected / call.before.seconds
-            added = call.after.kept(emitted) - call.before.kept(emitted) - rows * pace
-            self.pace.gained(call.level, call.missing, added)
+            saved = call.saved(emitted) - call.rows / call.before.seconds
+            self.pace.gained(call.level, call.missing, saved)
+        alone = first.before.seconds
+        return (whole.saved(emitted) * alone - (seconds - alone)) / self.costs.table[0]
 
 
 class HeadDrafter(Drafter):
-    """Calls the head of a target while that pays, and drafts from its guesses.
+    """Calls the head of a target while that pays, and grows the tree again from its guesses.
 
-    `merged` is the hierarchy of databases and head, which grows the tree after this drafter; None
-    if no database drafts. While the databases back off, and without them, `alone` grows the tree.
-    The head reads a prompt only when it is first called, which may never happen.
+    `merged` is the hierarchy of databases and head, which has grown the tree before; None if no
+    database drafts. While the databases back off, and without them, `alone` grows the tree. The
+    head reads a prompt only when it is first called, which may never happen.
     """
 
     name = HEAD
@@ -305,44 +319,25 @@ class HeadDrafter(Drafter):
     ) -> None:
         self.head, self.tier, self.cancelled = head, tier, cancelled
         self.alone, self.merged = alone, merged
-        self.grew_alone = False
-        self.has_read_prompt = False
         self.step: HeadStep | None = None
         """The latest calls, until the target's tokens are known."""
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Call the head. The tree is grown here only if no database drafts in this step."""
-        if self.tier.guesses:
-            self.clear()
-        self.grew_alone = False
-        if not budget.nodes:
-            return {}
-        hierarchy = self.alone
+        clock, hierarchy, before = perf_counter(), self.alone, copy(tree)
         if self.merged is not None and DATABASES in budget.drafting_ways:
             hierarchy = self.merged
-        clock = perf_counter()
-        self.step = HeadStep(hierarchy, tokens, budget, reads=not self.has_read_prompt)
+        self.step = HeadStep(hierarchy, tree, tokens, budget)
         try:
             self.step.run(self.head, self.tier, self.cancelled)
         except BaseException:
+            tree.begin(tokens[-1])
+            tree.attach(0, before)
+            self.step = None
             self.clear()
             raise
         finally:
             self.head.forget()
-        seconds = perf_counter() - clock
-        if self.step.calls:
-            self.has_read_prompt = True
-            budget.spend(seconds)
-        if hierarchy is self.alone:
-            self.grew_alone = True
-            self.alone.grow(tree, tokens, budget)
-        searched = self.step.searched
-        searched.pop(HEAD, None)
-        seconds -= sum(searched.values())
-        return {
-            HEAD: Work(seconds, len(self.step.calls)),
-            **{source: Work(spent) for source, spent in searched.items()},
-        }
+        return {HEAD: Work(perf_counter() - clock, len(self.step.calls))}
 
     def clear(self) -> None:
         self.tier.clear()
@@ -350,15 +345,15 @@ class HeadDrafter(Drafter):
             if hierarchy is not None:
                 hierarchy.forget()
 
+    def saved(self, emitted: Sequence[int], seconds: float) -> float:
+        return 0.0 if self.step is None else self.step.saved(emitted, seconds)
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Learn the value of the calls, and the guesses if no database drafted."""
-        start = len(tokens) - new
-        if self.step is not None and self.step.decided == start:
-            self.step.settle(tokens[start:])
-        self.step = None
-        if self.grew_alone:
+        """Learn the guesses if no database drafted; otherwise `merged` has learned them."""
+        if self.step is not None and self.step.calls and self.step.hierarchy is self.alone:
             self.alone.observe(tokens, new)
-            self.grew_alone = False
+        self.tier.clear()
+        self.step = None
 
 
 class FixedHead(Drafter):

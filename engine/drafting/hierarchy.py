@@ -14,7 +14,7 @@ expected tokens per time, which need not begin with the likeliest token.
 This is the reference. engine/drafting/compiled.py does the same at native speed where possible.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from math import log
@@ -85,6 +85,7 @@ class Hierarchy(Drafter):
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         self.tree = Tree(0)
         self.candidates: list[Candidate] = []
+        self.on_path: list[float] | None = None
         self.first = 1
         self.grown: int | None = None
         """The number of decided tokens when the tree was grown; None if it is not learned from."""
@@ -100,7 +101,7 @@ class Hierarchy(Drafter):
         """Grow the tree, or only its best path if chains are verified. Returns the time that each
         tier spent on look-ups."""
         if budget.leaves == 1 and budget.nodes and not len(tree):
-            _, expected, work = self.grow_path(tree, tokens, budget)
+            expected, work = self.grow_path(tree, tokens, budget)
             budget.expected, budget.best = expected, len(tree)
             if budget.costs is not None:
                 budget.worth = max(budget.worth, expected / budget.costs.table[len(tree)])
@@ -113,6 +114,7 @@ class Hierarchy(Drafter):
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
+        self.on_path = None
         suffix = tuple(tokens[-WINDOW:])
         before = len(tree)
         self.tree, self.candidates, self.first = tree, [], before + 1
@@ -127,12 +129,9 @@ class Hierarchy(Drafter):
 
     def grow_path(
         self, tree: Tree, tokens: Sequence[int], budget: Budget
-    ) -> tuple[list[float], float, Mapping[str, Work]]:
-        """Put the best path into the empty tree.
-
-        Returns the path probability of each row, the root first, the number of tokens that the path
-        is expected to emit, and the work.
-        """
+    ) -> tuple[float, Mapping[str, Work]]:
+        """Put the best path into the empty tree. Returns the number of tokens that it is expected
+        to emit, and the work."""
         drafting = Drafting(nodes=EXAMINED, budget="fixed")
         room = Budget(drafting, budget.depth, budget.vocabulary, near=budget.near)
         room.floor = budget.floor
@@ -143,7 +142,8 @@ class Hierarchy(Drafter):
         rows, row = path_to(grown, end), 0
         for at in rows:
             row = tree.add(row, grown.tokens[at], grown.sources[at], grown.match_lengths[at])
-        return [chances[at] for at in (0, *rows)], expected, work
+        self.on_path = [chances[at] for at in (0, *rows)]
+        return expected, work
 
     def grow_from(
         self,
@@ -301,8 +301,11 @@ class Hierarchy(Drafter):
         return chain
 
     def chances(self) -> list[float]:
-        """The path probability of each row of the last grown tree, the root first. That tree must
-        have been grown from an empty one."""
+        """The path probability of each row of the last grown tree, or of its best path if that was
+        all of it, the root first. It must have been grown from an empty one."""
+        return self.of_rows() if self.on_path is None else self.on_path
+
+    def of_rows(self) -> list[float]:
         chances = [1.0]
         for row, candidate in enumerate(self.candidates, 1):
             chances.append(candidate[0] * chances[self.tree.parents[row]])
@@ -320,11 +323,16 @@ class Hierarchy(Drafter):
         for tier in self.tiers:
             tier.observe(tokens, new)
 
-    def forget(self) -> None:
-        """Drop the cached look-ups, because the tiers may answer differently now."""
-        self.options.clear()
-        self.favoured.clear()
-        self.chains.clear()
+    def forget(self, suffixes: Collection[tuple[int, ...]] | None = None) -> None:
+        """Drop the cached look-ups, because the tiers may answer differently now: all of them, or
+        those of these suffixes."""
+        if suffixes is None:
+            self.options.clear()
+            self.favoured.clear()
+            self.chains.clear()
+            return
+        self.options = {key: kept for key, kept in self.options.items() if key[1] not in suffixes}
+        self.chains = {key: kept for key, kept in self.chains.items() if key[1] not in suffixes}
 
     def learn(self, suffix: tuple[int, ...], position: int, token: int) -> None:
         chain = self.chain(self.tiers, suffix)

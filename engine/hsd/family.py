@@ -33,7 +33,7 @@ LAG = 8
 """The most missing tokens of a cache that are computed together with the drafts."""
 
 
-class LevelDrafter:
+class LevelDrafter(Drafter):
     """One draft model. `batch` is T_i, the least number of tokens it proposes at a time.
 
     It draws with the `sampling` of the run, as the target does. All models know the tokens below
@@ -181,7 +181,7 @@ MEMORY = 32
 """The number of steps over which estimates average, so that they follow the text."""
 
 
-class Stack:
+class Stack(Drafter):
     """The top level, which drafts when it is expected to draft better than the databases.
 
     Its draft replaces their nodes in the tree, few of which would be worth their rows in addition.

@@ -33,6 +33,7 @@ from engine.heads.eagle3_head import (
     packed,
 )
 from engine.heads.mtp import DeepMtpHead, MtpHead, build
+from engine.heads.native_head import NativeHead, NativeNetwork, native_network, suits
 from engine.models.format import found_at, head_folder
 from engine.models.gguf_files import ENDING
 from engine.models.memory import folder_of, prediction, weight_files
@@ -69,7 +70,7 @@ def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle
         except ValueError as error:
             raise ModelError(unusable(folder, error)) from error
     if kinds.isdisjoint(TYPES):
-        return Eagle3Head(weights_of(backend, folder, weights_digest(source)))
+        return eagle3_in(backend, folder, weights_digest(source))
     check_folder(folder)
     try:
         return tried(backend, assistant_head(backend, folder))
@@ -200,19 +201,20 @@ def tried(backend: TransformersBackend, head: Eagle3Head) -> Eagle3Head:
         backend.head = None
 
 
-def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Weights:
-    """The EAGLE-3 head in a folder, for its target and in its dtype. Raises ModelError."""
+def eagle3_in(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Head:
+    """The EAGLE-3 head in a folder, for its target and in its dtype: computed by the core, or else
+    by torch. Raises ModelError."""
     check_folder(folder)
     model = backend.model
     head, tokens = read_head(folder, target_of(backend, target))
     head.to(model.device, model.dtype)
     embedding, output = backend.embeddings()
-    fused = FusedHead(head)
     own = head.shape.output
     named = packed(head.lm_head.weight.data) if own else output_of(backend)
-    kept = fused.bytes
+    kept = 0
     if head.shape.embedding:
-        kept += bytes_of(head.embed_tokens.weight)
+        embedding = head.embed_tokens.weight
+        kept += bytes_of(embedding)
     if own or named is not output:
         kept += bytes_of(named)
     info = HeadInfo(
@@ -220,17 +222,18 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
         DEPTH,
         branches=True,
         parameters=sum(each.numel() for each in head.parameters()),
-        memory_bytes=kept,
         fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
     )
-    return Eagle3Weights(
-        fused,
-        head.embed_tokens.weight if head.shape.embedding else embedding,
-        named,
-        tokens,
-        read_by(backend, head.shape.layers, NAME, folder),
-        info,
-    )
+    taps = read_by(backend, head.shape.layers, NAME, folder)
+
+    def weights(network: NativeNetwork | FusedHead) -> Eagle3Weights:
+        memory = replace(info, memory_bytes=kept + network.bytes)
+        return Eagle3Weights(network, embedding, named, tokens, taps, memory)
+
+    native = native_network(head, named, backend.info.context_length)
+    if native is not None and suits(weights(native)):
+        return NativeHead(weights(native))
+    return Eagle3Head(weights(FusedHead(head)))
 
 
 def dflash_head(backend: TransformersBackend, folder: Path, target: str) -> DflashHead:

@@ -115,6 +115,28 @@ class Asked : public Source {
     nb::callable ask, ask_often;
 };
 
+// The guesses of a head, each for one suffix.
+class Guessed : public Source {
+  public:
+    void add(nb::handle suffix, nb::handle matches) {
+        guesses.push_back({suffix_of(suffix, static_cast<Py_ssize_t>(nb::len(suffix))), {}});
+        for (nb::handle each : matches) guesses.back().second.emplace_back(each);
+        if (guesses.back().second.size() > CLASSES) throw nb::value_error("a match of more than eleven lengths");
+    }
+    void clear() { guesses.clear(); }
+    int matches(const Suffix &suffix, Followers *found, Room &room) override {
+        for (const auto &[known, lengths] : guesses) {
+            if (!(known == suffix)) continue;
+            for (const Known &each : lengths) *found++ = each.in(room);
+            return static_cast<int>(lengths.size());
+        }
+        return 0;
+    }
+
+  private:
+    std::vector<std::pair<Suffix, std::vector<Known>>> guesses;
+};
+
 // The statistics tier. What the table in memory cannot answer, Python is asked for.
 class Statistics : public Source {
   public:
@@ -375,7 +397,12 @@ class Drafter {
         nb::gil_scoped_release released;
         hierarchy.learn(suffix, static_cast<std::uint64_t>(size - fresh), said);
     }
-    void forget() { hierarchy.forget(); }
+    // Of these suffixes, or of all for None.
+    void forget(nb::handle suffixes) {
+        if (suffixes.is_none()) return hierarchy.forget();
+        for (nb::handle each : suffixes)
+            hierarchy.forget(suffix_of(each, static_cast<Py_ssize_t>(nb::len(each))));
+    }
 
     std::vector<nb::object> sources;  // before the hierarchy, whose tiers are numbered by it
     nb::callable work;
@@ -523,6 +550,10 @@ void bind_drafting(nb::module_ &module) {
         .def(nb::init<Source &, const Copies &, Copies::Parts>(), nb::keep_alive<1, 2>(),
              nb::keep_alive<1, 3>());
     nb::class_<Asked, Source>(module, "Asked").def(nb::init<nb::callable, nb::callable>());
+    nb::class_<Guessed, Source>(module, "Guessed")
+        .def(nb::init<>())
+        .def("add", &Guessed::add)
+        .def("clear", &Guessed::clear);
     nb::class_<Table>(module, "Table")
         .def("__init__", &make_table, nb::kw_only(), "counts"_a, "shares"_a, "rounded"_a, "tokens"_a,
              "vocabulary"_a, "bits"_a, "widest"_a, "wide"_a, "limit"_a, "expected"_a)
@@ -547,6 +578,6 @@ void bind_drafting(nb::module_ &module) {
         .def("grow", &Drafter::grow)
         .def("chances", &Drafter::chances)
         .def("learn", &Drafter::learn)
-        .def("forget", &Drafter::forget);
+        .def("forget", &Drafter::forget, nb::arg("suffixes").none());
     module.def("grow_all", &grow_all);
 }

@@ -62,6 +62,22 @@ INLINE void take_norms(const Team &team, const Work &work, const float *weights)
     });
 }
 
+// The embeddings and the states of all rows, normed and side by side.
+INLINE void take_pairs(const Team &team, const Work &work, const Layer &layer) {
+    const int width = work.shape().width, both = 2 * width;
+    const Inputs inputs = work.of(both);
+    team.each(work.rows(), [&](int row) {
+        float *out = work.normed + size_t(row) * both;
+        float *states = work.forward.states + size_t(row) * width;
+        const float *embedded = work.forward.embedded + size_t(row) * width;
+        normalise(embedded, layer.before, width, work.shape().eps, out);
+        normalise(states, layer.beside, width, work.shape().eps, out + width);
+        if (work.shape().normed_states)
+            __builtin_memcpy(states, out + width, size_t(width) * sizeof(float));
+        for (int g = 0; g * GROUP < both; ++g) inputs.take(row, g, out + g * GROUP, both);
+    });
+}
+
 // Round rows of `count` numbers, which `fill(row, first, many, out)` computes a group at a time.
 template <class Fill>
 INLINE void take_groups(const Team &team, const Work &work, int count, Fill fill) {
@@ -101,7 +117,7 @@ INLINE void place(const Work &work, int number, int head, const Span &span) {
         float *key = work.key + (size_t(row) * shape.shared + head) * size;
         if (layer.key_norm) normalise(key, layer.key_norm, size, shape.eps, key);
         rotate(key, cosines, sines, size, 1.0f);
-        const int slot = span.length + row - span.first;
+        const int slot = span.length + span.drafted + row - span.first;
         float *keys = cached.keys(slot) + slot % BLOCK;
         for (int d = 0; d < size; ++d) keys[d * BLOCK] = key[d];
         __builtin_memcpy(cached.values(slot),
@@ -195,11 +211,12 @@ static thread_local Room own;
 INLINE void attend(const Work &work, int number, int head, const Span &span, int first) {
     const Shape &shape = work.shape();
     const Cached cached(work, span, number, head);
-    const int64_t *parents = work.forward.parents + span.first;
-    const int rows = span.rows, length = span.length, size = shape.size;
+    const int64_t *parents = span.parents;
+    const int rows = span.rows, nodes = span.drafted + rows, length = span.length;
+    const int size = shape.size;
     const int group = shape.heads / shape.shared;
-    const size_t stride = size_t(length + rows + BLOCK - 1) / BLOCK * BLOCK;
-    char *bytes = own.of(sizeof(float) * (group * stride + group) + sizeof(int) * rows);
+    const size_t stride = size_t(length + nodes + BLOCK - 1) / BLOCK * BLOCK;
+    char *bytes = own.of(sizeof(float) * (group * stride + group) + sizeof(int) * nodes);
     float *scores = (float *)bytes, *masses = scores + group * stride;
     int *path = (int *)(masses + group);
     for (int row = first; row < rows && row < first + TOGETHER; ++row) {
@@ -211,9 +228,10 @@ INLINE void attend(const Work &work, int number, int head, const Span &span, int
         for (; g < group; ++g)
             scores_of<1>(cached, queries + g * size, scores + g * stride, stride);
         int drafted = 0;
-        for (int64_t at = row; at >= 0; at = parents[at]) ++drafted;
+        const int node = span.drafted + row;
+        for (int64_t at = node; at >= 0; at = parents[at]) ++drafted;
         int left = drafted;
-        for (int64_t at = row; at >= 0; at = parents[at]) path[--left] = length + int(at);
+        for (int64_t at = node; at >= 0; at = parents[at]) path[--left] = length + int(at);
         for (g = 0; g < group; ++g) {
             float *own = scores + g * stride;
             for (int i = 0; i < drafted; ++i) own[length + i] = own[path[i]];
@@ -249,11 +267,17 @@ INLINE void compute_layer(const Team &team, const Work &work, int number) {
     const Shape &shape = work.shape();
     float *states = work.forward.states;
     const int attended = shape.heads * shape.size;
-    take_norms(team, work, layer.before);
+    int inputs = shape.width;
+    if (layer.beside) {
+        take_pairs(team, work, layer);
+        inputs *= 2;
+    } else {
+        take_norms(team, work, layer.before);
+    }
     const Product three[] = {{layer.query, work.query, false},
                              {layer.key, work.key, false},
                              {layer.value, work.value, false}};
-    multiplied(team, work.of(shape.width), three, 3);
+    multiplied(team, work.of(inputs), three, 3);
     const std::vector<Span> &spans = work.forward.spans;
     team.each(shape.shared * int(spans.size()), [&](int at) {
         place(work, number, at % shape.shared, spans[at / shape.shared]);
@@ -315,8 +339,9 @@ void compute_all(const Team &team, const Work &work) {
 void compute(const Model &model, Forward &forward, int threads) {
     const Shape &shape = model.shape;
     const int attended = shape.heads * shape.size, keys = shape.shared * shape.size;
-    const int widths[] = {shape.width, attended, keys, keys, attended, shape.inner, shape.inner};
-    int widest = shape.width > attended ? shape.width : attended;
+    const int read = forward.embedded ? 2 * shape.width : shape.width;
+    const int widths[] = {read, attended, keys, keys, attended, shape.inner, shape.inner};
+    int widest = read > attended ? read : attended;
     widest = widest > shape.inner ? widest : shape.inner;
     size_t numbers = 0;
     for (int width : widths) numbers += size_t(width) * forward.rows;

@@ -25,6 +25,12 @@ void Hierarchy::forget() {
         if (!tiers[at].source->lasting()) lucky[at].fill({});
 }
 
+void Hierarchy::forget(const Suffix &suffix) {
+    const auto stale = [&](const auto &known) { return known.suffix == suffix; };
+    chains.erase(std::remove_if(chains.begin(), chains.end(), stale), chains.end());
+    laws.erase(std::remove_if(laws.begin(), laws.end(), stale), laws.end());
+}
+
 Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
     for (const Chain &known : chains)
         if (known.asked == asked && known.suffix == suffix) return known;

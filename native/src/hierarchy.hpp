@@ -102,6 +102,8 @@ class Hierarchy {
     void settle(const Candidate &candidate, bool accepted);
     // What the tiers learn now changes their answers.
     void forget();
+    // The same, for one suffix.
+    void forget(const Suffix &suffix);
 
     std::vector<Node> drafted;
     std::vector<double> spent;  // seconds of look-ups by source

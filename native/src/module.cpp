@@ -2,7 +2,7 @@
 #include "module.hpp"
 
 // Raised whenever engine/native.py has to ask in another way.
-constexpr int INTERFACE = 11;
+constexpr int INTERFACE = 12;
 
 NB_MODULE(strata_native, module) {
     // What is still in use when the program ends is no leak.

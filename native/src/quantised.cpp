@@ -196,14 +196,15 @@ struct Decoder {
     nb::object held;
     Rows cosines, sines;
 
-    // `layers` are lists of 4 norms and a router, of which the last three may be None, and 7
+    // `layers` are lists of 5 norms and a router, of which the last four may be None, and 7
     // matrices.
-    Decoder(std::vector<int> sizes, bool normalised, float eps, float scale, nb::list layers,
-            Vector norm, const Held &head, Rows cosines, Rows sines, nb::object held)
+    Decoder(std::vector<int> sizes, bool normalised, bool normed_states, float eps, float scale,
+            nb::list layers, Vector norm, const Held *head, Rows cosines, Rows sines,
+            nb::object held)
         : held(std::move(held)), cosines(cosines), sines(sines) {
         check(sizes.size() == 9, "there are nine sizes");
-        model.shape = {sizes[0], sizes[1], sizes[2], sizes[3],   sizes[4], sizes[5],
-                       sizes[6], sizes[7], sizes[8], normalised, eps,      scale};
+        model.shape = {sizes[0], sizes[1], sizes[2], sizes[3],   sizes[4],      sizes[5], sizes[6],
+                       sizes[7], sizes[8], normalised, normed_states, eps, scale};
         const Shape &shape = model.shape;
         check(shape.chosen >= 0 && shape.chosen <= shape.experts, "the experts do not fit");
         check(shape.size == 32 || shape.size == 64 || shape.size == 128 || shape.size == 256,
@@ -213,30 +214,33 @@ struct Decoder {
         const int attended = shape.heads * shape.size, keys = shape.shared * shape.size;
         for (nb::handle each : layers) {
             nb::sequence parts = nb::cast<nb::sequence>(each);
-            check(nb::len(parts) == 12, "a layer has twelve parts");
+            check(nb::len(parts) == 13, "a layer has thirteen parts");
             Layer layer{};
             const float **norms[] = {&layer.before, &layer.between, &layer.query_norm,
-                                     &layer.key_norm, &layer.router};
-            const int numbers[] = {shape.width, shape.width, shape.size, shape.size,
+                                     &layer.key_norm, &layer.beside, &layer.router};
+            const int numbers[] = {shape.width, shape.width, shape.size, shape.size, shape.width,
                                    shape.experts * shape.width};
             const Matrix **matrices[] = {&layer.query, &layer.key, &layer.value, &layer.output,
                                          &layer.gate, &layer.up, &layer.down};
-            for (int i = 0; i < 5; ++i) {
+            for (int i = 0; i < 6; ++i) {
                 if (i >= 2 && nb::object(parts[i]).is_none()) continue;
                 Vector found;
                 check(nb::try_cast<Vector>(parts[i], found, false) &&
                           int(found.size()) == numbers[i],
-                      i < 4 ? "a norm does not fit" : "a router does not fit");
+                      i < 5 ? "a norm does not fit" : "a router does not fit");
                 *norms[i] = found.data();
             }
             const int many = layer.router ? shape.experts : 1;
             const int inner = layer.router ? shape.small : shape.inner;
-            const int shapes[][2] = {{attended, shape.width},     {keys, shape.width},
-                                     {keys, shape.width},         {shape.width, attended},
+            const int read = layer.beside ? 2 * shape.width : shape.width;
+            check(model.layers.empty() || !model.layers[0].beside == !layer.beside,
+                  "all layers read the same");
+            const int shapes[][2] = {{attended, read},            {keys, read},
+                                     {keys, read},                {shape.width, attended},
                                      {many * inner, shape.width}, {many * inner, shape.width},
                                      {many * shape.width, inner}};
             for (int i = 0; i < 7; ++i) {
-                const Matrix &found = nb::cast<const Held &>(parts[5 + i]).matrix;
+                const Matrix &found = nb::cast<const Held &>(parts[6 + i]).matrix;
                 check(found.outputs == shapes[i][0] && found.inputs == shapes[i][1],
                       "a matrix does not fit");
                 *matrices[i] = &found;
@@ -244,59 +248,71 @@ struct Decoder {
             model.layers.push_back(layer);
         }
         check(int(norm.size()) == shape.width, "the last norm does not fit");
-        check(head.matrix.outputs == shape.vocabulary && head.matrix.inputs == shape.width,
+        check(!head || (head->matrix.outputs == shape.vocabulary &&
+                        head->matrix.inputs == shape.width),
               "the output matrix does not fit");
         check(int(cosines.shape(1)) == shape.size / 2 && int(sines.shape(1)) == shape.size / 2 &&
                   cosines.shape(0) == sines.shape(0),
               "the rotary factors do not fit");
         model.norm = norm.data();
-        model.head = &head.matrix;
+        model.head = head ? &head->matrix : nullptr;
         model.cosines = cosines.data();
         model.sines = sines.data();
     }
 
-    // `spans` are the rows of each sequence, its length, and the parts of its cache.
-    void compute(Rows states, std::vector<std::tuple<int, int, std::vector<Vector>>> spans,
+    // `spans` are the rows of each sequence, its length, its nodes that were computed before, and
+    // the parts of its cache. `parents` are those of all nodes.
+    void compute(Rows states, std::vector<std::tuple<int, int, int, std::vector<Vector>>> spans,
                  Indices positions, Indices parents, std::optional<Rows> logits,
-                 std::vector<std::pair<int, Rows>> taps, int threads) const;
+                 std::vector<std::pair<int, Rows>> taps, std::optional<Rows> embedded,
+                 int threads) const;
 };
 
-void Decoder::compute(Rows states, std::vector<std::tuple<int, int, std::vector<Vector>>> spans,
+void Decoder::compute(Rows states,
+                      std::vector<std::tuple<int, int, int, std::vector<Vector>>> spans,
                       Indices positions, Indices parents, std::optional<Rows> logits,
-                      std::vector<std::pair<int, Rows>> taps, int threads) const {
+                      std::vector<std::pair<int, Rows>> taps, std::optional<Rows> embedded,
+                      int threads) const {
     Forward forward{};
     forward.rows = int(states.shape(0));
     forward.states = states.data();
     forward.positions = positions.data();
-    forward.parents = parents.data();
     forward.logits = logits ? logits->data() : nullptr;
-    check(int(states.shape(1)) == model.shape.width && int(positions.size()) == forward.rows &&
-              int(parents.size()) == forward.rows,
+    check(int(states.shape(1)) == model.shape.width && int(positions.size()) == forward.rows,
           "the rows do not fit");
-    check(!logits || (int(logits->shape(1)) == model.head->width() &&
+    check(embedded.has_value() == (!model.layers.empty() && model.layers[0].beside) &&
+              (!embedded || (embedded->shape(0) == states.shape(0) &&
+                             embedded->shape(1) == states.shape(1))),
+          "the embeddings do not fit");
+    forward.embedded = embedded ? embedded->data() : nullptr;
+    check(!logits || (model.head && int(logits->shape(1)) == model.head->width() &&
                       logits->shape(0) == states.shape(0)),
           "the logits do not fit");
     const size_t keys = size_t(model.shape.shared) * model.shape.size;
     int first = 0;
-    for (const auto &[rows, length, parts] : spans) {
-        check(rows >= 0 && rows <= forward.rows - first && length >= 0 &&
-                  size_t(length) + rows <= parts.size() * PART,
+    size_t node = 0;
+    for (const auto &[rows, length, drafted, parts] : spans) {
+        check(rows >= 0 && rows <= forward.rows - first && length >= 0 && drafted >= 0 &&
+                  size_t(length) + drafted + rows <= parts.size() * PART &&
+                  size_t(drafted) + rows <= parents.size() - node,
               "the rows do not fit");
-        Span span{first, rows, length, {}};
+        Span span{first, rows, length, drafted, parents.data() + node, {}};
         for (const Vector &part : parts) {
             check(part.size() == model.layers.size() * 2 * keys * PART, "the cache does not fit");
             span.parts.push_back(part.data());
         }
         for (int row = 0; row < rows; ++row) {
-            check(parents.data()[first + row] < row, "a parent stands before its children");
             const int64_t position = positions.data()[first + row];
             check(position >= 0 && position < int64_t(cosines.shape(0)),
                   "a position has no rotary factors");
         }
+        for (int at = 0; at < drafted + rows; ++at)
+            check(span.parents[at] < at, "a parent stands before its children");
         forward.spans.push_back(std::move(span));
         first += rows;
+        node += size_t(drafted) + rows;
     }
-    check(first == forward.rows, "the rows do not fit");
+    check(first == forward.rows && node == parents.size(), "the rows do not fit");
     forward.taps.resize(model.layers.size() + 1);
     for (const auto &[at, tap] : taps) {
         check(at >= 0 && size_t(at) < forward.taps.size() && tap.shape(0) == states.shape(0) &&
@@ -337,12 +353,13 @@ void bind_quantised(nb::module_ &module) {
                arg("states").noconvert(), arg("choices").noconvert(), arg("shares").noconvert(),
                arg("out").noconvert(), arg("threads"), nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Decoder>(module, "Decoder")
-        .def(nb::init<std::vector<int>, bool, float, float, nb::list, Vector, const Held &, Rows,
-                      Rows, nb::object>(),
-             arg("sizes"), arg("normalised"), arg("eps"), arg("scale"), arg("layers"),
-             arg("norm").noconvert(), arg("head"), arg("cosines").noconvert(),
+        .def(nb::init<std::vector<int>, bool, bool, float, float, nb::list, Vector, const Held *,
+                      Rows, Rows, nb::object>(),
+             arg("sizes"), arg("normalised"), arg("normed_states"), arg("eps"), arg("scale"),
+             arg("layers"), arg("norm").noconvert(), arg("head").none(), arg("cosines").noconvert(),
              arg("sines").noconvert(), arg("held"))
         .def("compute", &Decoder::compute, arg("states").noconvert(), arg("spans").noconvert(),
              arg("positions").noconvert(), arg("parents").noconvert(),
-             arg("logits").noconvert().none(), arg("taps").noconvert(), arg("threads"));
+             arg("logits").noconvert().none(), arg("taps").noconvert(),
+             arg("embedded").noconvert().none(), arg("threads"));
 }

@@ -58,17 +58,20 @@ struct Matrix {
 
 // The parts of a layer of a Llama-like model; what may be missing is a null pointer. A layer with a
 // router, which has the shape (experts, width), is a mixture: the last three matrices have the
-// outputs of all experts behind each other, whole blocks of each.
+// outputs of all experts behind each other, whole blocks of each. A layer with a norm `beside` reads
+// two rows side by side: the embedding of a token, normed by `before`, and the states, normed by
+// `beside`.
 struct Layer {
-    const float *before, *between, *query_norm, *key_norm, *router;
+    const float *before, *between, *query_norm, *key_norm, *beside, *router;
     const Matrix *query, *key, *value, *output, *gate, *up, *down;
 };
 
 // `experts`, of which a row has `chosen`, have the inner width `small`. With `normalised` the shares
-// of those chosen add up to 1.
+// of those chosen add up to 1. With `normed_states` a layer that reads two rows adds its results to
+// the normed states.
 struct Shape {
     int width, inner, heads, shared, size, vocabulary, experts, chosen, small;
-    bool normalised;
+    bool normalised, normed_states;
     float eps, scale;
 };
 
@@ -76,28 +79,31 @@ struct Model {
     Shape shape;
     std::vector<Layer> layers;
     const float *norm;
-    const Matrix *head;
+    const Matrix *head;  // may be missing
     // Rotary factors by position, each (positions, size / 2).
     const float *cosines, *sines;
 };
 
-// The rows of one sequence in a forward, from row `first` on: `rows` tokens after `length` cached
-// ones. The parts of its cache have the shape (layers, 2, shared heads, PART x size), keys in
-// blocks of (size, BLOCK).
+// The rows of one sequence in a forward, from row `first` on: `rows` nodes of a tree after `length`
+// cached tokens. Its first `drafted` nodes were computed before, and are cached after those tokens.
+// A row sees the tokens, itself and the nodes that `parents` leads to, which has a number for every
+// node of the tree (-1: none). The parts of the cache have the shape (layers, 2, shared heads, PART x
+// size), keys in blocks of (size, BLOCK).
 struct Span {
-    int first, rows, length;
+    int first, rows, length, drafted;
+    const int64_t *parents;
     std::vector<float *> parts;
 };
 
-// One forward over the rows of all spans, whose embeddings `states` holds. A row sees the cached
-// tokens of its span, itself and the rows that `parents` leads to, which count from the first row
-// of the span (-1: none). `logits` has the shape (rows, width of the head), null if they are not
+// One forward over the rows of all spans. `states` holds their embeddings, or what layers read beside
+// these, which are then `embedded`. `logits` has the shape (rows, width of the head), null if they are not
 // needed. `taps` has a place for the states after each layer and after the last norm, null for
 // those that are not needed.
 struct Forward {
     int rows;
     float *states, *logits;
-    const int64_t *positions, *parents;
+    const float *embedded;
+    const int64_t *positions;
     std::vector<Span> spans;
     std::vector<float *> taps;
 };

@@ -342,6 +342,8 @@ def made(**changes: Any) -> Any:
         "experts": [0, 0, 0],
         "norms": [ones, ones, None, None],
         "router": None,
+        "beside": None,
+        "normed_states": False,
         "matrices": [packed(*shape, 8)[0] for shape in shapes],
         "norm": ones,
         "head": packed(vocabulary, width, 8)[0],
@@ -350,10 +352,11 @@ def made(**changes: Any) -> Any:
         **changes,
     }
     matrices = [each.matrix for each in given["matrices"]]
-    layers = [[*given["norms"], given["router"], *matrices]]
+    layers = [[*given["norms"], given["beside"], given["router"], *matrices]]
     sizes, factors = [*given["sizes"], *given["experts"]], [given["cosines"], given["sines"]]
     return core.Decoder(
-        sizes, True, 1e-5, 0.2, layers, given["norm"], given["head"].matrix, *factors, given
+        *(sizes, True, given["normed_states"], 1e-5, 0.2, layers, given["norm"]),
+        *(given["head"] and given["head"].matrix, *factors, given),
     )
 
 
@@ -366,11 +369,12 @@ def computed(decoder: Any, **changes: Any) -> Any:
     """The logits of two rows, with other arguments if they are named."""
     given = {
         "states": numbers(2, 128),
-        "spans": [(2, 0, [empty_part()])],
+        "spans": [(2, 0, 0, [empty_part()])],
         "positions": np.arange(2),
         "parents": np.arange(-1, 1),
         "logits": torch.zeros(2, 48),
         "taps": [],
+        "embedded": None,
         "threads": 1,
         **changes,
     }
@@ -404,7 +408,7 @@ def test_arrays_are_not_converted() -> None:
     arrays = [
         {"states": numbers(128, 2).T},
         {"positions": np.arange(2.0)},
-        {"spans": [(2, 0, [empty_part().double()])]},
+        {"spans": [(2, 0, 0, [empty_part().double()])]},
         {"logits": torch.zeros(48, 2).T},
         {"taps": [(0, torch.zeros(128, 2).T)]},
     ]
@@ -436,11 +440,13 @@ def test_a_decoder_of_other_sizes_is_refused(place: int, size: int, part: str) -
     [
         ({"norms": [None, torch.ones(128), None, None]}, "a norm does not fit"),
         ({"norms": [torch.ones(128)] * 3 + [None]}, "a norm does not fit"),
-        ({"norms": [torch.ones(128)] * 2 + [None]}, "twelve parts"),
+        ({"norms": [torch.ones(128)] * 2 + [None]}, "thirteen parts"),
         ({"router": torch.ones(4 * 128)}, "a router does not fit"),
         ({"router": torch.ones(4 * 128), "experts": [4, 2, 64]}, "a matrix does not fit"),
         ({"experts": [4, 5, 64]}, "the experts do not fit"),
         ({"experts": [4, -1, 64]}, "the experts do not fit"),
+        ({"beside": torch.ones(64)}, "a norm does not fit"),
+        ({"beside": torch.ones(128)}, "a matrix does not fit"),
         ({"norm": torch.ones(64)}, "the last norm does not fit"),
         ({"cosines": torch.ones(9, 8)}, "rotary factors do not fit"),
         ({"sines": torch.ones(4, 16)}, "rotary factors do not fit"),
@@ -456,17 +462,23 @@ def test_a_decoder_of_other_arrays_is_refused(changes: dict[str, Any], part: str
     [
         ({"states": torch.ones(2, 64)}, "rows do not fit"),
         ({"spans": []}, "rows do not fit"),
-        ({"spans": [(2, -1, [empty_part()])]}, "rows do not fit"),
-        ({"spans": [(2, 255, [empty_part()])]}, "rows do not fit"),
-        ({"spans": [(1, 0, [empty_part()])]}, "rows do not fit"),
-        ({"spans": [(3, 0, [empty_part()])]}, "rows do not fit"),
-        ({"spans": [(3, 0, [empty_part()]), (-1, 0, [empty_part()])]}, "rows do not fit"),
-        ({"spans": [(1, 0, [empty_part()]), (1, 0, [])]}, "rows do not fit"),
-        ({"spans": [(1, 0, [empty_part()])] * 2}, "a parent stands before"),
+        ({"spans": [(2, -1, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(2, 255, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(1, 0, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(3, 0, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(3, 0, 0, [empty_part()]), (-1, 0, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(1, 0, 0, [empty_part()]), (1, 0, 0, [])]}, "rows do not fit"),
+        ({"spans": [(1, 0, 0, [empty_part()])] * 2}, "a parent stands before"),
         ({"positions": np.array([0, 9])}, "a position has no rotary factors"),
         ({"positions": np.array([-1, 0])}, "a position has no rotary factors"),
         ({"parents": np.array([-1, 1])}, "a parent stands before"),
-        ({"spans": [(2, 0, [torch.zeros(100)])]}, "cache does not fit"),
+        ({"parents": np.array([-1])}, "rows do not fit"),
+        ({"parents": np.arange(-1, 2)}, "rows do not fit"),
+        ({"spans": [(2, 0, -1, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(2, 0, 1, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(2, 0, 255, [empty_part()])]}, "rows do not fit"),
+        ({"embedded": torch.ones(2, 128)}, "embeddings do not fit"),
+        ({"spans": [(2, 0, 0, [torch.zeros(100)])]}, "cache does not fit"),
         ({"logits": torch.zeros(1, 48)}, "logits do not fit"),
         ({"logits": torch.zeros(2, 64)}, "logits do not fit"),
         ({"taps": [(2, torch.zeros(2, 128))]}, "taps do not fit"),

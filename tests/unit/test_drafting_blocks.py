@@ -147,7 +147,9 @@ def test_a_block_pays_where_the_tree_is_open_at_any_of_its_levels(
         head = toy.head
         assert head is not None
         head.info = replace(head.info, at_once=places)
-        HeadStep(merged, known, budget).run(head, tier, never)
+        tree = Tree(known[-1])
+        merged.grow(tree, known, budget)
+        HeadStep(merged, tree, known, budget).run(head, tier, never)
         tree = Tree(known[-1])
         merged.grow_tree(tree, known, Budget(Drafting(nodes=8, budget="fixed"), 6, 260))
         assert max(tree.depths) > 1

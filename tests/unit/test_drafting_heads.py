@@ -6,13 +6,14 @@ from functools import cache
 
 import pytest
 
+from engine import native
 from engine.decode import decode, never
 from engine.drafting.base import FailSafeDrafter
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import WITH_HEAD, Calibration
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
-from engine.drafting.head import PLACE, HeadTier
+from engine.drafting.head import PLACE, Call, HeadTier, Look
 from engine.drafting.head_record import HeadRecord
 from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
@@ -33,6 +34,7 @@ from tests.support.lossless import (
     toy_family,
     warm_toy,
 )
+from tests.support.tiers import using
 from tests.support.toy import ToyBackend, ToyHead, deviating, shuffled, toy_logits
 
 Law = Callable[[tuple[int, ...]], Floats]
@@ -183,6 +185,25 @@ def test_candidates_of_head_and_databases_are_in_one_tree_by_path_probability(
     lengths = dict(zip(grown.sources[1:], grown.match_lengths[1:], strict=True))
     assert lengths[HEAD] == 0, "a guess is no match of tokens"
     assert lengths.get(CONTEXT, 1) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_after_a_guess_only_its_node_is_looked_up_again(temperature: float) -> None:
+    """The tree is that of a hierarchy that knew the guess from the beginning, in both versions."""
+    grown = []
+    for core in (None, native.core):
+        with using(core):
+            merged, known = tree_with({}, temperature)
+            before, _ = weighed(merged, known)
+            tier = merged.tiers[0]
+            tier.add(tuple(known[-64:]), Says({50: 0.6, 7: 0.2}), 0, len(known))
+            merged.forget([tuple(known[-64:])])
+            after = weighed(merged, known)
+            merged, _ = tree_with({(): {50: 0.6, 7: 0.2}}, temperature)
+            whole = weighed(merged, known)
+        assert after[0].tokens == whole[0].tokens != before.tokens and after[1] == whole[1]
+        grown.append(after[0].tokens)
+    assert grown[0] == grown[1]
 
 
 def test_what_is_learned_beside_a_head_is_kept_apart_and_stored() -> None:
@@ -338,7 +359,7 @@ def test_above_temperature_1_a_head_is_not_judged(clock: Clock) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_good_head_is_asked_as_deep_as_it_pays(clock: Clock, temperature: float) -> None:
     depths = []
-    for call in (0.02, 0.7):
+    for call in (0.02, 0.4):
         gain, steps, head = timed(clock, GOOD, call, "head", temperature=temperature)
         depths.append(head.calls / sum(HEAD in step.levels for step in steps))
         assert gain > 1.15
@@ -382,6 +403,56 @@ def test_where_databases_hold_a_chain_of_high_trust_the_head_is_not_asked(clock:
     assert sum(HEAD in step.levels for step in late) <= len(late) / 8
     alone = answered(toy.open(), "head", generation(0.7, tokens=600), costs.fresh(), prompt=known)
     assert sum(HEAD in step.levels for step in alone) > len(alone) / 2, "alone it is"
+
+
+def look(paths: Sequence[tuple[int, ...]], sources: Sequence[str], seconds: float) -> Look:
+    tree = Tree(1)
+    for path, source in zip(paths, sources, strict=True):
+        row = 0
+        for token in path[:-1]:
+            row = tree.children[row][token]
+        tree.add(row, path[-1], source)
+    return Look(tree, [1.0] * (1 + len(tree)), seconds)
+
+
+def test_a_token_that_the_head_alone_guessed_saves_a_step() -> None:
+    """What databases draft after it would have been drafted in that step."""
+    paths = [(5,), (5, 6), (5, 6, 7), (5, 6, 7, 8)]
+    sources = [CONTEXT, HEAD, CONTEXT, HEAD]
+    before, after = look(paths[:1], sources[:1], 1.0), look(paths, sources, 1.2)
+    call = Call(0, 0.5, 0.1, before, after)
+    for emitted, saved in (([9], 0), ([5, 9], 0), ([5, 6, 9], 1), ([5, 6, 7, 9], 1)):
+        assert call.saved(emitted) == saved
+    assert call.saved([5, 6, 7, 8, 9]) == 2 and call.rows == pytest.approx(0.2)
+    lost = Call(0, 0.5, 0.1, after, before)
+    assert lost.saved([5, 6, 9]) == -1 and lost.saved([9]) == 0
+
+
+def test_nodes_that_others_add_later_are_no_gain_of_the_head() -> None:
+    before, after = look([], [], 1.0), look([(5,)], [HEAD], 1.1)
+    after.tree.add(1, 6, HEAD)
+    assert Call(0, 0.5, 0.1, before, after).saved([5, 6, 7]) == 1
+
+
+def test_a_head_that_rests_does_not_listen_until_shortly_before_it_is_tried(clock: Clock) -> None:
+    toy = Timed(clock, shuffled, 0.6)
+    heard: list[bool] = []
+    head = head_of(toy)
+    listen = head.listen
+    head.listen = lambda on: (heard.append(on), listen(on))[1]  # type: ignore[method-assign]
+    costs = CostCurve({n: FORWARD + ROW * n for n in (0, 1, 3, 7, 15, 31, 63)})
+    steps = answered(toy, "auto", generation(0.7, tokens=600), costs)
+    asked = [at for at, step in enumerate(steps) if HEAD in step.levels]
+    assert 0.0 < sum(heard) / len(heard) < 0.7
+    # The first call of `listen` comes before the prompt.
+    assert all(heard[at] for at in asked) and all(heard[at + 1] for at in asked)
+
+
+def test_a_fixed_budget_that_databases_fill_leaves_room_for_better_guesses() -> None:
+    toy, method = toy_with(GOOD), method_named("hd+head", Drafting(nodes=2, budget="fixed"))
+    drafters = method.drafters(warm_toy(), None, Sampling(seed=1), target=toy)
+    steps = events_of(toy, PROMPT, generation(0.7, 1), drafters, method.drafting)
+    assert any(HEAD in step.levels for step in steps if step.proposed)
 
 
 # what may go wrong
@@ -451,7 +522,7 @@ def test_a_stack_drafts_where_databases_and_head_end(name: str) -> None:
     wanted, toy, family = generation(0.7), toy_with(BAD), toy_family()
     method = method_named(name)
     drafters = method.drafters(warm_toy(), family, wanted.sampling, target=toy)
-    assert [each.name for each in drafters] == [HEAD, DATABASES, STACK]
+    assert [each.name for each in drafters] == [DATABASES, HEAD, STACK]
     for costs in (None, curves()["usual"]):
         steps = events_of(toy, PROMPT, wanted, drafters, method.drafting, costs=costs)
         assert_lossless(plain_toy(wanted), steps)
@@ -480,7 +551,7 @@ def test_the_usual_method_asks_a_head_where_there_is_one() -> None:
     names = [each.name for each in usual.drafters(Databases(), target=ToyBackend())]
     assert names == [DATABASES] and usual.adaptive
     toy = ToyBackend(guesses=GOOD)
-    assert [each.name for each in usual.drafters(Databases(), target=toy)] == [HEAD, DATABASES]
+    assert [each.name for each in usual.drafters(Databases(), target=toy)] == [DATABASES, HEAD]
     assert not usual.missing(ToyBackend().info)
     some = usual.using(Drafting(tiers=(STATISTICS,)))
     assert some.drafting.tiers == (STATISTICS,)
@@ -495,13 +566,11 @@ def test_a_fixed_depth_is_a_number(depth: str) -> None:
 @pytest.mark.parametrize("name", ["head", "hd+head", "head@2"])
 def test_a_prompt_is_read_once_the_head_is_asked_and_not_before(name: str) -> None:
     toy = ToyBackend(guesses=GOOD)
-    first, *_ = METHODS.get(name, method_named(name)).drafters(
-        Databases(), sampling=Sampling(), target=toy
-    )
+    drafters = method_named(name).drafters(Databases(), sampling=Sampling(), target=toy)
     head = head_of(toy)
     head.listen(True)
     toy.prefill(PROMPT, never)
-    first.observe(PROMPT, len(PROMPT))
+    drafters[-1].observe(PROMPT, len(PROMPT))
     assert head.rows == 0
-    first.grow(Tree(PROMPT[-1]), PROMPT, Budget(Drafting(nodes=8), 8, 260))
+    drafters[-1].grow(Tree(PROMPT[-1]), PROMPT, Budget(Drafting(nodes=8), 8, 260))
     assert head.rows >= len(PROMPT)

@@ -100,7 +100,7 @@ class Oracle(Drafter):
             wrong = Random(str((text[-2:], len(text)))).random() >= self.right
             text.append(97 + (said + 1) % 26 if wrong else said)
             row = tree.add(row, text[-1], HEAD)
-        return {HEAD: Work(self.depth * 1e-3)}
+        return {HEAD: Work(self.depth * 1e-3, self.depth)}
 
 
 def family_of(
