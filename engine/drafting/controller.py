@@ -348,16 +348,19 @@ class DraftController:
         # What the format demands is no gain of any way to draft.
         took += guessed(step, SCHEMA, rows)
         winner = STACK if models else DATABASES
-        head_share = None
-        if HEAD in step.levels:
-            chosen = [token.id for token in step.tokens]
-            seconds = step.draft_seconds - sum(models) + verify + rest
-            heads = [each for each in self.drafters if each.name == HEAD]
-            head_share = sum(each.saved(chosen, seconds) for each in heads)
+        alone = step.draft_seconds - sum(models) + verify + rest
+        head_share = self.of_head(step, alone) if HEAD in step.levels else None
         if nodes and self.forced == DATABASES:
             pays = emitted > took
             gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
         self.weigh(winner, emitted - took, databases, head_share, later)
+
+    def of_head(self, step: Step, seconds: float) -> float:
+        """What the calls of the head in a step saved, in plain steps. Without the time of draft
+        models, the step took so many seconds."""
+        chosen = [token.id for token in step.tokens]
+        heads = (drafter for drafter in self.drafters if drafter.name == HEAD)
+        return sum(drafter.saved(chosen, seconds) for drafter in heads)
 
     def count(self, nodes: int, gate: Gate) -> None:
         """Count a step towards the next plain steps, and towards the next forced drafts."""

@@ -11,7 +11,6 @@ Invariant: keys and values are those of the `owner`; each other head has its row
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -24,7 +23,7 @@ from engine.backends.captured import (
     reaches_to,
 )
 from engine.backends.transformers import TransformersBackend
-from engine.heads.eagle3_head import Block, Eagle3Head, Eagle3Weights, linear
+from engine.heads.eagle3_head import Block, Eagle3Head, Eagle3Weights, gap, linear, trial
 
 ROWS = (1, 4, 16)
 """Rows of recorded steps; more are computed as usual."""
@@ -161,35 +160,9 @@ def capture_head(backend: TransformersBackend) -> None:
         room = backend.info.context_length + COLUMNS
         recorded = CapturedHead(head.weights, room, like, captured.recorder)
         weights = replace(head.weights, captured=recorded)
-        gaps = [gap(*guessed) for guessed in zip(*map(trial, (head.weights, weights)), strict=True)]
+        off = gap(*(trial(Eagle3Head(each)) for each in (head.weights, weights)))
     except Exception:
         # Not all heads can be recorded, and the libraries raise many types then.
         return
-    if max(gaps) <= SHARES[backend.model.dtype]:
+    if off <= SHARES[backend.model.dtype]:
         backend.head = Eagle3Head(weights)
-
-
-def gap(wanted: torch.Tensor, found: torch.Tensor) -> float:
-    return float((wanted - found).norm() / wanted.norm())
-
-
-def trial(weights: Eagle3Weights) -> list[torch.Tensor]:
-    """The hidden states of some steps of a head: a text, some guesses, and guesses after those."""
-    head, found = Eagle3Head(weights), []
-    draw = torch.Generator(weights.embedding.device).manual_seed(0)
-    size, device = weights.embedding.shape[1], weights.embedding.device
-    kind = weights.embedding.dtype
-    for used, sees in ((9, np.tri(9, dtype=bool)), (3, None), (1, None)):
-        start = head.done + head.drafted
-        if sees is None:
-            sees = np.concatenate([np.ones((used, start), bool), np.eye(used, dtype=bool)], axis=1)
-            sees[:, head.done : start] = False
-        before = torch.randn((used, size), generator=draw, device=device, dtype=kind)
-        tokens = range(1, 1 + used)
-        rows = [*range(start, start + used)] if not start else [start] * used
-        found.append(head.step(Block(start, tokens, before, rows, sees)).float().clone())
-        if start:
-            head.drafted += used
-        else:
-            head.levels[0].done = used
-    return found

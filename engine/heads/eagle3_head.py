@@ -87,20 +87,36 @@ def packed(matrix: torch.Tensor) -> Matrix:
     return PackedLinear(matrix, None, BITS) if fast else matrix
 
 
-class FusedHead:
+class Network:
+    """What a head has however its layer is computed: the joint of the target's states, and the norm
+    before the logits."""
+
+    def __init__(self, head: Eagle3) -> None:
+        self.before_joining = Norm(head.input_norm) if head.shape.norm_before_fc else None
+        self.joins, self.norm = Projection([head.fc]), Norm(head.norm)
+
+    @property
+    def bytes(self) -> int:
+        before = 0 if self.before_joining is None else bytes_of(self.before_joining.weight)
+        return self.joins.bytes + before + bytes_of(self.norm.weight)
+
+    def join(self, states: torch.Tensor) -> torch.Tensor:
+        return self.joins(self.before_joining(states) if self.before_joining else states)
+
+
+class FusedHead(Network):
     """A head with joined matrices."""
 
     def __init__(self, head: Eagle3) -> None:
+        super().__init__(head)
         layer, attention = head.midlayer, head.midlayer.self_attn
         self.size = attention.size
         self.inner, self.shared = (
             project.out_features // self.size for project in (attention.q_proj, attention.k_proj)
         )
         self.norm_before_residual = layer.norm_before_residual
-        self.before_joining = Norm(head.input_norm) if head.shape.norm_before_fc else None
         self.of_tokens, self.of_states = Norm(layer.input_layernorm), Norm(layer.hidden_norm)
-        self.of_sums, self.norm = Norm(layer.post_attention_layernorm), Norm(head.norm)
-        self.joins = Projection([head.fc])
+        self.of_sums = Norm(layer.post_attention_layernorm)
         self.reads = Projection([attention.q_proj, attention.k_proj, attention.v_proj])
         self.writes = Projection([attention.o_proj])
         self.rises = Projection([layer.mlp.gate_proj, layer.mlp.up_proj])
@@ -109,13 +125,10 @@ class FusedHead:
 
     @property
     def bytes(self) -> int:
-        parts = self.joins, self.reads, self.writes, self.rises, self.falls
-        norms = self.before_joining, self.of_tokens, self.of_states, self.of_sums, self.norm
-        kept = sum(each.bytes for each in parts)
-        return kept + sum(bytes_of(each.weight) for each in norms if each is not None)
-
-    def join(self, states: torch.Tensor) -> torch.Tensor:
-        return self.joins(self.before_joining(states) if self.before_joining else states)
+        parts = self.reads, self.writes, self.rises, self.falls
+        norms = self.of_tokens, self.of_states, self.of_sums
+        kept = super().bytes + sum(each.bytes for each in parts)
+        return kept + sum(bytes_of(each.weight) for each in norms)
 
     def __call__(
         self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -433,3 +446,34 @@ class Eagle3Head:
         if logits is None:
             logits = linear(self.weights.head.norm(hidden), self.weights.output)
         return [LogitGuess(row, self.weights.tokens) for row in logits.float().cpu().numpy()]
+
+
+@torch.inference_mode()
+def trial(head: Eagle3Head) -> list[torch.Tensor]:
+    """The hidden states of some steps of a head, to compare two ways to compute it: a text, three
+    guesses, and two guesses after the last of those."""
+    weights, found = head.weights, list[torch.Tensor]()
+    draw = torch.Generator(weights.embedding.device).manual_seed(0)
+    size, kind = weights.embedding.shape[1], weights.head.norm.weight.dtype
+    text, guessed = np.tri(9, dtype=bool), np.ones((3, 12), bool)
+    guessed[:, 9:] = np.eye(3)
+    after = np.concatenate([guessed[[2, 2]], np.eye(2, dtype=bool)], axis=1)
+    for depth, sees in enumerate((text, guessed, after)):
+        used, end = sees.shape
+        before = torch.randn(
+            (used, size), generator=draw, device=weights.embedding.device, dtype=kind
+        )
+        rows = [8 + depth] * used if depth else [*range(used)]
+        block = Block(end - used, range(1, 1 + used), before, rows, sees)
+        found.append(head.step(block).float().clone())
+        if depth:
+            head.drafted += used
+        else:
+            head.levels[0].done = used
+    return found
+
+
+def gap(wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
+    """How far the states of two trials are from each other, as a share of their norm."""
+    pairs = zip(wanted, found, strict=True)
+    return max(float((one - two).norm() / one.norm()) for one, two in pairs)

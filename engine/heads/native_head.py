@@ -6,6 +6,8 @@ model this takes a fraction of the time of torch's separate operations. Rounding
 little, but no answer, because guesses decide nothing.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -22,44 +24,40 @@ from engine.heads.eagle3_head import (
     Eagle3Head,
     Eagle3Weights,
     Matrix,
-    Norm,
-    Projection,
-    bytes_of,
+    Network,
+    gap,
     rounding_is_fast,
+    trial,
 )
 from engine.native import core
 
 FEW_ROWS = 8
 """The most rows of a step for which all logits are computed: of more, only the last are needed."""
 SHARE = 0.15
-"""How far the states of a row may be from torch's, as a share of their norm."""
+"""How far its states may be from torch's, as a share of their norm."""
 
 
-class NativeNetwork:
+class NativeNetwork(Network):
     """What all sequences share. `output` is the matrix of the logits, and `room` is the number of
     positions. Raises ValueError for a head that the core does not know."""
 
     def __init__(self, head: Eagle3, output: Matrix, room: int) -> None:
-        self.module, shape = head, head.shape.layer
-        layer, attention = head.midlayer, head.midlayer.self_attn
+        shape, layer, attention = head.shape.layer, head.midlayer, head.midlayer.self_attn
         linears = [getattr(attention, name, None) or getattr(layer.mlp, name) for name in MATRICES]
         known = shape.hidden_act == "silu" and attention.size in HEAD_SIZES
         packable = all(can_pack(each.out_features, each.in_features) for each in linears)
         if not (known and packable and head.rotary.rope_type not in CHANGING):
             raise ValueError("its layer has a form that is not known")
-        self.before_joining = Norm(head.input_norm) if head.shape.norm_before_fc else None
-        self.joins, self.norm = Projection([head.fc]), Norm(head.norm)
+        super().__init__(head)
         self.packed = [PackedLinear(each.weight.data.float(), each.bias, BITS) for each in linears]
         self.output = output if isinstance(output, PackedLinear) else None
         self.heads, self.size = linears[1].out_features // attention.size, attention.size
-        norms = layer.input_layernorm, layer.post_attention_layernorm, layer.hidden_norm
-        before, between, beside, last = (
-            each.weight.data.float().contiguous() for each in (*norms, head.norm)
-        )
-        factors = rotary_factors(head.rotary, room, self.size)
-        self.factors = sum(each.nbytes for each in factors)
+        norms = layer.input_layernorm, layer.post_attention_layernorm, layer.hidden_norm, head.norm
+        self.norms = [each.weight.data.float().contiguous() for each in norms]
+        self.factors = rotary_factors(head.rotary, room, self.size)
         vocabulary = 0 if self.output is None else self.output.out_features
         inner, own = linears[4].out_features, linears[0].out_features // self.size
+        before, between, beside, last = self.norms
         self.decoder = core.Decoder(
             [shape.hidden_size, inner, own, self.heads, self.size, vocabulary, 0, 0, 0],
             False,
@@ -69,23 +67,27 @@ class NativeNetwork:
             [[before, between, None, None, beside, None, *(each.matrix for each in self.packed)]],
             last,
             None if self.output is None else self.output.matrix,
-            *factors,
-            self.packed,
+            *self.factors,
+            # What it points to stays as long as it does.
+            (self.packed, self.output, self.norms),
         )
 
     @property
     def bytes(self) -> int:
-        kept = sum(each.nbytes for each in self.packed) + self.joins.bytes + self.factors
-        norms = self.norm, self.before_joining
-        return kept + sum(bytes_of(each.weight) for each in norms if each is not None)
+        plain = sum(each.nbytes for each in (*self.norms, *self.factors))
+        return super().bytes + plain + sum(each.nbytes for each in self.packed)
 
-    def join(self, states: torch.Tensor) -> torch.Tensor:
-        return self.joins(self.before_joining(states) if self.before_joining else states)
+
+class Reference(Network):
+    """A head that torch computes as it is, for comparison."""
+
+    def __init__(self, head: Eagle3) -> None:
+        super().__init__(head)
+        self.module = head
 
     def __call__(
         self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """A step by torch, for comparison."""
         found: torch.Tensor = self.module(embedded[None], hidden[None], positions[None], attend)
         return found[0]
 
@@ -146,32 +148,7 @@ def native_network(head: Eagle3, output: Matrix, room: int) -> NativeNetwork | N
         return None
 
 
-def suits(weights: Eagle3Weights) -> bool:
+def suits(weights: Eagle3Weights, head: Eagle3) -> bool:
     """Whether the core computes a head as torch does."""
-    wanted, found = (steps(made(weights)) for made in (Eagle3Head, NativeHead))
-    gaps = [
-        (one - two).norm(dim=1) / one.norm(dim=1) for one, two in zip(wanted, found, strict=True)
-    ]
-    return all(bool((gap <= SHARE).all()) for gap in gaps)
-
-
-@torch.inference_mode()
-def steps(head: Eagle3Head) -> list[torch.Tensor]:
-    """The hidden states of some steps: a text, two guesses, and guesses after those."""
-    draw, found = torch.Generator().manual_seed(0), []
-    size, kind = head.weights.embedding.shape[1], head.weights.head.norm.weight.dtype
-    text, level = 9, np.arange(2)
-    masks = np.tri(text, dtype=bool), np.ones((2, text + 2), bool), np.ones((2, text + 4), bool)
-    masks[1][:, text:] = masks[2][:, text + 2 :] = np.eye(2, dtype=bool)
-    # Either guess has one after it, in the other order.
-    masks[2][:, text : text + 2] = np.eye(2, dtype=bool)[level[::-1]]
-    for start, sees in zip((0, text, text + 2), masks, strict=True):
-        count = len(sees)
-        before = torch.randn((count, size), generator=draw).to(kind)
-        rows = [*range(text)] if not start else [text + (start > text)] * count
-        found.append(
-            head.step(Block(start, range(1, 1 + count), before, rows, sees)).float().clone()
-        )
-        if not start:
-            head.levels[0].done = text
-    return found
+    exact = Eagle3Head(replace(weights, head=Reference(head)))
+    return gap(trial(exact), trial(NativeHead(weights))) <= SHARE

@@ -37,7 +37,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from engine.errors import SettingError, StrataError
+from engine.errors import ModelError, SettingError, StrataError
 from engine.heads.eagle3 import Eagle3, Target, read_head, write_head
 from engine.models.format import HEAD
 from engine.models.shape import SHAPES, Config, Model, Shape, check_fits
@@ -190,13 +190,14 @@ def inflated_head(head: Eagle3, shape: Shape, seed: int) -> Eagle3:
 
 
 def write_head_of(model: Model, shape: Shape, source: Path, folder: Path, seed: int) -> None:
-    """Inflate the head beside a model, if it uses the model's embedding and output matrix, and so
-    has its width."""
-    if not (source / HEAD / "config.json").is_file():
-        return
+    """Inflate the head beside a model if it is an EAGLE-3 head that uses the model's embedding and
+    output matrix, and so has its width. Others are left out."""
     config = model.config
     target = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size)
-    head, _ = read_head(source / HEAD, target)
+    try:
+        head, _ = read_head(source / HEAD, target)
+    except ModelError:
+        return
     if not (head.shape.output or head.shape.embedding or head.shape.norm_before_fc):
         larger = inflated_head(head.float(), shape, seed)
         write_head(larger, folder / HEAD, folder.name, weights_digest(str(folder)), AHEAD)

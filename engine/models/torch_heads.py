@@ -231,7 +231,7 @@ def eagle3_in(backend: TransformersBackend, folder: Path, target: str) -> Eagle3
         return Eagle3Weights(network, embedding, named, tokens, taps, memory)
 
     native = native_network(head, named, backend.info.context_length)
-    if native is not None and suits(weights(native)):
+    if native is not None and suits(weights(native), head):
         return NativeHead(weights(native))
     return Eagle3Head(weights(FusedHead(head)))
 

@@ -121,7 +121,8 @@ class Guessed : public Source {
     void add(nb::handle suffix, nb::handle matches) {
         guesses.push_back({suffix_of(suffix, static_cast<Py_ssize_t>(nb::len(suffix))), {}});
         for (nb::handle each : matches) guesses.back().second.emplace_back(each);
-        if (guesses.back().second.size() > CLASSES) throw nb::value_error("a match of more than eleven lengths");
+        if (guesses.back().second.size() > CLASSES)
+            throw nb::value_error("a match of more than eleven lengths");
     }
     void clear() { guesses.clear(); }
     int matches(const Suffix &suffix, Followers *found, Room &room) override {

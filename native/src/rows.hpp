@@ -95,10 +95,10 @@ struct Span {
     std::vector<float *> parts;
 };
 
-// One forward over the rows of all spans. `states` holds their embeddings, or what layers read beside
-// these, which are then `embedded`. `logits` has the shape (rows, width of the head), null if they are not
-// needed. `taps` has a place for the states after each layer and after the last norm, null for
-// those that are not needed.
+// One forward over the rows of all spans. `states` holds their embeddings, or what layers read
+// beside these, which are then `embedded`. `logits` has the shape (rows, width of the head), null if
+// they are not needed. `taps` has a place for the states after each layer and after the last norm,
+// null for those that are not needed.
 struct Forward {
     int rows;
     float *states, *logits;

@@ -1,6 +1,7 @@
 """EAGLE-3 heads in the compiled core: they guess what torch does, up to rounding, and a head that
 the core does not know, or computes wrongly, is left to torch."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,22 @@ def test_texts_cross_the_parts_of_the_cache(tmp_path: Path) -> None:
     assert len(head.parts) == 2
     one, two = torch.tensor(guess.logits), torch.tensor(wanted.logits)
     assert torch.cosine_similarity(one, two, dim=0) > 0.99
+
+
+def test_what_the_core_points_to_stays_in_memory(tmp_path: Path) -> None:
+    """In bfloat16 the norms are copies, to which nothing else refers."""
+    config, names, _ = FORMS["speculators"]
+    folder = written(tmp_path / "a", config(), names(numbers(1)))
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(eagle3_head, "verifies_cheaply", lambda: True)
+        backend: Any = load(str(EMBEDDED), Runtime(dtype="bfloat16", threads=1, head=str(folder)))
+    assert type(backend.head) is NativeHead
+    wanted = read(backend, TEXT)[1].logits.copy()
+    network = backend.head.weights.head
+    network.norms, network.packed = [], []
+    gc.collect()
+    others = [torch.full((HIDDEN,), 1e9) for _ in range(1000)]
+    assert len(others) == 1000 and (read(backend.open(), TEXT)[1].logits == wanted).all()
 
 
 def test_a_head_that_the_core_does_not_know_is_computed_by_torch(tmp_path: Path) -> None:

@@ -268,6 +268,14 @@ def test_an_inflated_head_computes_the_same() -> None:
     assert larger.fc.weight.shape == (1024, 3 * 1024)
 
 
+def test_another_kind_of_head_is_left_out(tmp_path: Path, bench: Program) -> None:
+    arguments, output = mini(tmp_path, "--limit", "1", "--max-new-tokens", "4")
+    head = tmp_path / "source" / "head"
+    head.mkdir()
+    (head / "config.json").write_text('{"architectures": ["Other"]}')
+    assert bench.record(*arguments)["verified"] and not (output / "head").exists()
+
+
 @pytest.mark.soak
 @pytest.mark.usefixtures("small_sizes")
 def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
