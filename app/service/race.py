@@ -45,8 +45,8 @@ from engine.types import Message, Run
 SIZE = "0.5b"
 """A key of engine.models.shape.SHAPES."""
 PARAMETERS = SHAPES[SIZE].parameters(vocabulary=6144, head_size=64)
-BYTES = 2 * PARAMETERS
-"""Its size on the disk, in bfloat16."""
+BYTES = 2 * (PARAMETERS + SHAPES[SIZE].head_parameters(head_size=64))
+"""Its size on the disk with its head, with two bytes for each weight."""
 WEIGHTS = {"4": BYTES // 2, "auto": 2 * BYTES}
 """No less than the bytes of its weights in memory, by the bits with which it races."""
 OTHERS = 500_000_000

@@ -29,6 +29,12 @@ class Shape:
         layer = self.hidden * (attention + 3 * self.intermediate + 2)
         return vocabulary * self.hidden + self.layers * layer + self.hidden
 
+    def head_parameters(self, head_size: int) -> int:
+        """Those of an EAGLE-3 head of this size, which uses the model's embedding and output
+        matrix."""
+        attention = head_size * (3 * self.heads + 4 * self.kv_heads)
+        return self.hidden * (3 * self.hidden + attention + 3 * self.intermediate + 4)
+
     @classmethod
     def of(cls, config: Config) -> "Shape":
         return cls(

@@ -199,7 +199,7 @@ def test_it_races_in_float32_on_a_gpu_and_where_few_bits_are_slow(
     monkeypatch.setattr(type(at_home.current), "info", info)
     assert at_home.races.runtime == Runtime(dtype="float32")
     monkeypatch.setattr(race, "free_memory", lambda device: 2 * 10**9)
-    with pytest.raises(ModelError, match="takes 2.3 GiB of memory"):
+    with pytest.raises(ModelError, match="takes 2.4 GiB of memory"):
         [*at_home.races.run(OWNER, padded=True)]
 
 

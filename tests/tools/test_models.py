@@ -266,6 +266,8 @@ def test_an_inflated_head_computes_the_same() -> None:
     assert torch.allclose(wide[..., :256], own, atol=1e-5) and not wide[..., 256:].any()
     assert torch.allclose(wide_normed[..., :256], normed, atol=1e-5)
     assert larger.fc.weight.shape == (1024, 3 * 1024)
+    count = sum(each.numel() for each in larger.parameters())
+    assert count == Shape(1024, 1040, 8, 8, 9).head_parameters(head_size=64)
 
 
 def test_another_kind_of_head_is_left_out(tmp_path: Path, bench: Program) -> None:
