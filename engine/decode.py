@@ -169,6 +169,7 @@ def decoding(
     finally:
         clock = perf_counter()
         loop.observe()
+        controller.wake()
         pending.finish(len(tokens) - len(prompt))
         learned = perf_counter() - clock
     yield Learned(learned)

@@ -9,10 +9,10 @@ rule.
   comes in bursts, and limits what an attempt can lose.
 - **Back-off.** When the balance becomes negative, drafting pauses for 16 steps, then for 32, up to
   512. After each pause it may lose one plain step, a head two. Once the balance is full, pauses
-  start again at 16.
+  start again at 16. Steps of a pause in which nothing is due cost nothing but a count.
 - **Probe.** During a pause drafting is tried occasionally, so rarely that this takes two per cent
   of the time. Databases are probed without the slowest one. A probe that saves something ends the
-  pause.
+  pause, but the next pause is longer all the same, because that may have been chance.
 - **Plain time.** A forward takes longer if the one before had another size: a plain one right after
   a draft tree took 9 to 113 % longer, the seventh still 5 % (docs/log.md). Only plain steps after
   STEADY others therefore measure plain decoding, and the extra time of the first one is charged to
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import COUNTED, HICCUP, LARGEST, STEADY, CostCurve, Gain, Gate
+from engine.drafting.costs import COUNTED, HICCUP, LARGEST, STEADY, SURPRISE, CostCurve, Gain, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, DRAFT, HEAD, SCHEMA, STACK, WAYS, Step
 
@@ -51,6 +51,8 @@ SHORTEST, LONGEST = 16, 512
 """The length of a back-off in steps: the first, and the longest after repeated doubling."""
 PROBE = 32
 """The fewest steps between two probes of a way to draft, except for a head that may be broken."""
+SPARSE = 8
+"""About the most probes of a back-off."""
 FIRST = 2
 """The step of an answer that always probes the databases in memory: there are then some tokens to
 match."""
@@ -138,6 +140,8 @@ class DraftController:
         self.forced = ""
         self.nothing = Budget(drafting, 0, vocabulary)
         self.paused = self.was_paused = False
+        self.sleeping = self.slept = 0
+        """Steps of a pause for which nothing has to be decided: those left, and those to count."""
         self.listens = HEAD in self.ways and not self.rests()
         """Whether a head needs the hidden states of the next forward."""
 
@@ -145,7 +149,7 @@ class DraftController:
         """Set the length of the text, and how many of its tokens the next forward reads again
         (`unread`): the cost of a step depends on both."""
         self.unread = unread
-        if self.costs is not None:
+        if self.costs is not None and not self.sleeping:
             self.costs.reach(length, unread)
 
     def plan(self, depth: int) -> tuple[Budget, Sequence[Drafter]]:
@@ -155,20 +159,27 @@ class DraftController:
         No drafter drafts if the depth is 0: in a plain step, or if all ways to draft are backing
         off.
         """
-        backing_off = [name for name in self.ways if self.backing_off(name)]
-        paused = 0 < len(backing_off) == len(self.ways)
-        active = {name for name in self.ways if name not in backing_off or self.probes(name)}
+        if self.sleeping and not self.company.others:
+            self.sleeping -= 1
+            self.slept += 1
+            return self.nothing, ()
+        self.wake()
+        idle = {name for name in self.ways if self.idle(name)}
+        active = self.ways - idle | {name for name in idle if self.probes(name)}
         if not self.listens:
             active.discard(HEAD)
+        near, paused = DATABASES in idle, 0 < len(idle) == len(self.ways)
         self.listens = HEAD in self.ways and not self.rests()
         self.steps += 1
         plain = self.costs is not None and self.costs.gate.plain >= self.costs.gate.plain_after
         if self.company.others:
-            active, backing_off = {DATABASES} & self.ways, []
+            active, near = {DATABASES} & self.ways, False
             plain, paused = self.company.rests, self.company.paused
         self.was_paused, self.paused = self.paused and not self.active, paused
         if depth <= 0 or plain or not active or not self.drafting.nodes:
             self.active, self.forced = set(), ""
+            if paused and not self.company.others and self.since >= STEADY + COUNTED:
+                self.sleeping = self.unchanged()
             return self.nothing, ()
         self.active, self.forced = active, "" if self.company.others else self.due(active)
         budget = Budget(
@@ -177,7 +188,7 @@ class DraftController:
             self.vocabulary,
             self.costs,
             self.forced,
-            near=DATABASES in backing_off,
+            near=near,
             leaves=self.leaves,
             drafting_ways=frozenset(active),
         )
@@ -199,19 +210,45 @@ class DraftController:
         """The steps until a way to draft is tried again if it is unused until then."""
         gain = self.gains[name]
         soon = name == HEAD and self.suspects()
-        return (gain.wait if soon else max(gain.wait, PROBE)) - gain.unused
+        return (gain.wait if soon else max(gain.wait, PROBE, gain.length // SPARSE)) - gain.unused
 
     def suspects(self) -> bool:
         """Whether a head may be broken, which more guesses will tell."""
         return self.costs is not None and self.costs.gate.head.record.suspect
 
+    def idle(self, name: str) -> bool:
+        """Whether a way to draft is not used now, except for probes."""
+        if self.backing_off(name):
+            return True
+        return name == HEAD and (not self.listens or (self.alone and self.sleeps()))
+
+    @property
+    def alone(self) -> bool:
+        """Whether a step would only look for drafts because of the head."""
+        return self.backing_off(DATABASES)
+
+    def sleeps(self) -> bool:
+        """Whether a head has not paid for so long that it is only tried now and then."""
+        gain = self.gains[HEAD]
+        return gain.unused > RESTED or (self.alone and gain.wait > PROBE)
+
     def rests(self) -> bool:
-        """Whether a head has not paid for so long that it does not even listen to the target, which
-        takes time as well. Shortly before it is tried again, it listens."""
+        """Whether a head does not even listen to the target, which takes time as well. Shortly
+        before it is tried again, it listens."""
         if HEAD not in self.gains or self.left(HEAD) <= HEARD:
             return False
-        gain = self.gains[HEAD]
-        return gain.backoff > HEARD or gain.unused > RESTED
+        return self.gains[HEAD].backoff > HEARD or self.sleeps()
+
+    def unchanged(self) -> int:
+        """After this step of a pause, the steps for which all ways to draft remain idle."""
+        ends = [self.left(name) - (HEARD if name == HEAD else 0) for name in self.ways]
+        ends += [gain.backoff for gain in map(self.gains.get, self.ways) if gain and gain.backoff]
+        return max(0, min(ends) - 1)
+
+    def wake(self) -> None:
+        """Count the steps that were spent asleep. Has to be called when the answer ends."""
+        self.skip(self.slept)
+        self.sleeping = self.slept = 0
 
     def due(self, active: set[str]) -> str:
         """The way to draft that is used in the next step regardless of expectations.
@@ -309,6 +346,8 @@ class DraftController:
         `computing` is the time in seconds in which its forward computed, if it is known separately
         from the time in which other programs used the processor.
         """
+        if self.slept:
+            return
         nodes = sum(step.proposed.values())
         since, self.since = self.since, 0 if nodes else self.since + 1
         if self.costs is None:
@@ -318,7 +357,7 @@ class DraftController:
         self.count(nodes, gate)
         resting = self.paused and not self.active
         if resting:
-            self.skip()
+            self.skip(1)
             if not nodes and since >= STEADY + COUNTED:
                 return
         models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
@@ -342,6 +381,9 @@ class DraftController:
         undoing = self.undoing(nodes, accepting, unread)
         emitted = len(step.tokens)
         extra = self.plain_time.extra(nodes, emitted, rest)
+        if not nodes and self.active and since:
+            # A forward takes longer after look-ups, also if these find nothing.
+            extra += min(verify, SURPRISE * plain) - plain
         took = (read + undoing + sum(models) + head + extra) / plain + databases
         self.least = LEAST - undoing / plain
         later = emitted * gate.learn_and_calibrate_seconds / plain
@@ -370,12 +412,13 @@ class DraftController:
             # Each further step of a pause adds evidence, so the next plain steps are due later.
             gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
 
-    def skip(self) -> None:
-        """Count a step of a pause without a probe. Nothing else is computed, because the steps of
+    def skip(self, steps: int) -> None:
+        """Count steps of a pause without a probe. Nothing else is computed, because the steps of
         small models take little time."""
-        for name in self.ways:
-            self.gains[name].unused += 1
-            back_off(name, self.gains[name], None)
+        for name in self.ways if steps else ():
+            gain = self.gains[name]
+            gain.unused += steps
+            gain.backoff = max(0, gain.backoff - steps)
 
     def undoing(self, nodes: int, accepting: float, unread: int) -> float:
         """The seconds that a step is charged for accepting its draft, for the tokens that it left
@@ -467,7 +510,7 @@ def back_off(name: str, gain: Gain, probe: float | None) -> None:
         return
     if probe > 0:
         patience = PATIENCE.get(name, 1.0)
-        gain.backoff = gain.length = 0
+        gain.backoff = 0
         gain.balance = min(TRIAL * patience + probe, FULL * patience)
     gain.wait = rest_of(name, probe)
 

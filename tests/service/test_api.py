@@ -657,7 +657,7 @@ def test_a_program_that_leaves_ends_its_answer(
     else:
         known = server.session.tasks.known
         assert soon(
-            lambda: any(each.stop.is_set() for tasks in [*known.values()] for each in tasks)
+            lambda: all(each.stop.is_set() for tasks in [*known.values()] for each in tasks)
         )
         model.allow(FEW)
         assert soon(lambda: not queue.running) and model.allowed[0] > 0

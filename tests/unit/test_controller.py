@@ -14,7 +14,7 @@ import pytest
 
 from engine.drafting.base import Drafter, Learner
 from engine.drafting.budget import Budget
-from engine.drafting.controller import DRAFTED, PLAIN, DraftController
+from engine.drafting.controller import DRAFTED, PLAIN, PROBE, DraftController
 from engine.drafting.costs import CostCurve, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, HEAD, STACK, Step, Token
@@ -109,6 +109,39 @@ def guessed(right: float, seconds: float) -> float:
 
 def test_a_head_whose_gains_come_in_bursts_goes_on_and_one_that_is_wrong_does_not() -> None:
     assert guessed(0.53, 1.74) > 0.9 and guessed(0.02, 1.74) < 0.03
+
+
+def test_a_head_that_is_only_tried_now_and_then_does_not_keep_an_answer_from_pausing() -> None:
+    """Its databases back off. As the head was called in vain, it is not asked in every step."""
+    costs = flat()
+    databases, head = costs.gate.gains[DATABASES], costs.gate.gains[HEAD]
+    databases.backoff = databases.length = 512
+    head.wait = 200
+    at_work = controller(costs, DATABASES, HEAD)
+    asks = list[list[str]]()
+    for _ in range(400):
+        asks.append(asked(at_work.plan(20)))
+        called = HEAD in asks[-1]
+        one = step(0, draft=2.0, head=2.0) if called else step(0)
+        at_work.observe(replace(one, levels={HEAD: (3,)}) if called else one)
+        assert at_work.paused
+    at_work.wake()
+    assert sum(map(bool, asks)) < 10 and [HEAD] in asks and [DATABASES] in asks
+    assert databases.backoff == 512 - 400, "steps without decisions are counted"
+
+
+def test_savings_by_chance_do_not_make_the_next_pause_short() -> None:
+    costs = flat()
+    gain = costs.gate.gains[DATABASES]
+    gain.backoff, gain.length, gain.unused = 100, 256, PROBE
+    at_work = controller(costs)
+    assert asked(at_work.plan(20)) == [DATABASES]
+    at_work.observe(step(3, 3))
+    assert not gain.backoff and gain.length == 256
+    while not gain.backoff:
+        at_work.plan(20)
+        at_work.observe(step(3, 1, 0.5))
+    assert gain.backoff == gain.length == 512
 
 
 # learning is charged
