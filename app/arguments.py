@@ -113,7 +113,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         "an OpenAI-compatible server, such as http://localhost:8000/v1 (its key: "
         "STRATA_SERVER_KEY; default: the demonstration model that comes with Strata)",
     )
-    add_runtime(parser)
+    add_runtime(parser, page)
     add(
         "--drafts",
         default="",
@@ -176,18 +176,20 @@ def parse_keys(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def add_runtime(parser: argparse.ArgumentParser) -> None:
+def add_runtime(parser: argparse.ArgumentParser, page: bool) -> None:
     """Add an option for each setting of `Runtime`, with the help text of its declaration."""
+    usual = Runtime() if page else Runtime(parallel=0)
     for item in fields(Runtime):
+        default = getattr(usual, item.name)
         parser.add_argument(
             FLAGS.get(item.name, "--" + item.name.replace("_", "-")),
             dest=item.name,
-            default=item.default,
-            type=type(item.default),
+            default=default,
+            type=type(default),
             metavar="N"
-            if isinstance(item.default, int)
+            if isinstance(default, int)
             else "|".join(item.metadata["choices"]) or item.name.upper(),
-            help=f"{item.metadata['help'].rstrip('.')} (default: {item.default})",
+            help=f"{item.metadata['help'].rstrip('.')} (default: {default})",
         )
 
 

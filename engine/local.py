@@ -58,7 +58,7 @@ from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
 from engine.loaded import NO_MODEL, Loaded, no_model
 from engine.methods import lowest
-from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
+from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders, answers_at_once
 from engine.models.memory import Need
 from engine.prompt import Size, TextStream, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
@@ -80,6 +80,10 @@ class RunModels(NamedTuple):
 
     target: Backend
     drafts: dict[str, Backend]
+
+
+def shares_forwards(backend: Backend) -> bool:
+    return is_batching(backend) and backend.at_once
 
 
 class Local:
@@ -139,8 +143,7 @@ class Local:
         self.loaded.sequences.clear()
         self.loaded = loaded
         backend = loaded.backend
-        at_once = is_batching(backend) and backend.at_once
-        self.queue.parallel = loaded.runtime.parallel if at_once else 1
+        self.queue.parallel = loaded.runtime.parallel if shares_forwards(backend) else 1
         self.use_drafts({}, {})
 
     def use_drafts(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
@@ -508,18 +511,33 @@ class Local:
         if failure:
             raise ModelError(failure + (self.put_back(before, stream) if before else ""))
 
+    def settled(self, source: str, runtime: Runtime) -> Runtime:
+        """The settings with the number of answers at once, if that was left open."""
+        if runtime.parallel:
+            return runtime
+        alone = replace(runtime, parallel=1)
+        try:
+            need = self.loaders.need(source, alone)
+            free = self.loaders.free(self.loaders.device(source, alone))
+        except ModelError:
+            return alone  # what it needs is unknown, or loading it says what is wrong
+        return replace(runtime, parallel=answers_at_once(need, free))
+
     def read_model(self, request: Load, stream: Stream[Loading]) -> Loaded:
-        backend = self.loaders.load(request.source, request.runtime)
+        runtime = self.settled(request.source, request.runtime)
+        backend = self.loaders.load(request.source, runtime)
+        if not request.runtime.parallel and not shares_forwards(backend):
+            runtime = replace(runtime, parallel=1)
         if isinstance(backend, ServedModel):
             backend.connect(request.key)
-            return Loaded(backend, DraftingMemory(None), request.source, request.runtime)
+            return Loaded(backend, DraftingMemory(None), request.source, runtime)
         if request.name:
             backend.info = replace(backend.info, name=request.name)
 
         def report(problem: str) -> None:
             stream.put(Notice(problem))
 
-        loaded = self.loaded_of(backend, request.source, request.runtime, report)
+        loaded = self.loaded_of(backend, request.source, runtime, report)
         if backend.info.can_tree:
             known = None
             try:

@@ -298,9 +298,10 @@ class Runtime(Checked):
     )
     parallel: int = setting(
         1,
-        (1, 64, 1),
+        (0, 64, 1),
         "Answers at once",
-        "So many answers are decoded at the same time, and share each forward; further ones wait.",
+        "So many answers are decoded at the same time, and share each forward; further ones wait. "
+        "0: up to four, as memory allows.",
     )
     head: str = choice(
         "Head",

@@ -149,9 +149,10 @@ class Transformers(FileFormat):
         device = self.device(runtime)
         head = head_folder(source, runtime.head)
         ahead = runtime.head == "auto" and head is None
-        return memory.memory_need(
+        need = memory.memory_need(
             source, device, runtime.dtype, runtime.context_length, head, ahead, runtime.bits
         )
+        return need.of(runtime.parallel)
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_transformers import pick_device
@@ -297,7 +298,7 @@ class Gguf(FileFormat):
             probed(path, Runtime(head="off"))
             from engine.models.load_packed import packed_need
 
-            return packed_need(path, replace(runtime, bits=bits))
+            return packed_need(path, replace(runtime, bits=bits)).of(runtime.parallel)
         found, file = probed(path, runtime), Path(os.path.expanduser(path))
         names = [each.name for each in file.parent.iterdir()]
         forecast = forecast_of(file, heads_for(file.name, names))

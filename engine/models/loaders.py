@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.backends.base import Backend, Tokenizer
@@ -25,6 +25,9 @@ from engine.servers.client import is_address, parsed, resolve_address
 from engine.settings import Runtime, Sampling
 
 DEFAULT_RUNTIME = Runtime()
+MOST_AT_ONCE = 4
+"""The most answers at once that are not asked for: further ones add little to the tokens per second
+of all (docs/benchmarks.md), and each becomes slower."""
 """The default settings."""
 CONFIG = "config.json"
 LEVELS, RESULTS, ENTRIES = 4, 500, 100_000
@@ -239,9 +242,9 @@ def remove(source: str, folders: Sequence[Path] = ()) -> int:
 
 
 def load(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Backend:
-    """Load a model, after downloading missing files. Raises ModelError for a model that cannot be
-    used."""
-    return format_of(source).load(source, runtime)
+    """Load a model, after downloading missing files. If the number of answers at once is left open,
+    it is one. Raises ModelError for a model that cannot be used."""
+    return format_of(source).load(source, replace(runtime, parallel=max(1, runtime.parallel)))
 
 
 def silent(done: int, total: int) -> None:
@@ -258,6 +261,11 @@ def need(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Need:
     """The memory that a model will take. Raises ModelError if it cannot be determined, for example
     because the model has to be downloaded first."""
     return format_of(source).need(source, runtime)
+
+
+def answers_at_once(need: Need, free: int) -> int:
+    """How many answers a model gives at once if that is left to Strata, in so many free bytes."""
+    return max(1, min(MOST_AT_ONCE, 1 + (free - need.total) // max(1, need.cache)))
 
 
 def device(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> str:

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,10 +198,10 @@ class DraftingForecast:
 class Need:
     """The size of a model: its parameters, and the bytes of its weights and of its cache.
 
-    `cache` is that of the conversation in use, with a full context, and what captured forwards
-    need. The caches of other open
-    conversations are additional, and limited by engine/loaded.py. `forecast` describes what will
-    draft for the model, as far as the same files show.
+    `cache` is that of the conversations that are answered at once, with full contexts, and what
+    captured forwards need. The caches of other open conversations are additional, and limited by
+    engine/loaded.py. `forecast` describes what will draft for the model, as far as the same files
+    show.
     """
 
     parameters: int
@@ -212,6 +212,10 @@ class Need:
     @property
     def total(self) -> int:
         return self.weights + self.cache
+
+    def of(self, answers: int) -> "Need":
+        """The need if so many answers are decoded at once, each with a cache of its own."""
+        return replace(self, cache=self.cache * max(1, answers))
 
 
 class Loading(NamedTuple):

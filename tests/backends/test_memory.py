@@ -12,6 +12,7 @@ from engine.decode import never
 from engine.errors import ModelError
 from engine.models import hub, memory
 from engine.models.load_transformers import load_transformers
+from engine.models.loaders import MODEL_LOADERS
 from engine.models.memory import RECORDINGS, Need, free_memory, memory_need
 from engine.settings import Runtime
 from tests.conftest import ROOT
@@ -45,6 +46,14 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     weights(tmp_path / "model.safetensors", {"a": ("BF16", [10, 20]), "b": ("I64", [5])})
     return tmp_path
+
+
+def test_each_answer_at_once_needs_a_cache(folder: Path) -> None:
+    def need(parallel: int) -> Need:
+        return MODEL_LOADERS.need(str(folder), Runtime(dtype="float32", parallel=parallel))
+
+    assert need(0) == need(1) == Need(205, 840, 4 * CACHE)
+    assert need(3) == Need(205, 840, 3 * 4 * CACHE)
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -55,6 +55,11 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
         assert parse([f"--{flag}", str(value)]).runtime == Runtime(**{name: value})
 
 
+def test_a_server_answers_several_requests_at_once_unless_told_otherwise() -> None:
+    assert parse(["serve"]).runtime == Runtime(parallel=0)
+    assert parse(["serve", "--parallel", "1"]).runtime == Runtime()
+
+
 def test_the_help_says_what_settings_are_for_and_names_the_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -13,7 +13,13 @@ from engine.errors import ModelError
 from engine.models import llama_cpp_python, loaders
 from engine.models.format import FileFormat
 from engine.models.formats import FORMATS, Gguf, Transformers, format_of
-from engine.models.loaders import MODEL_LOADERS, free_name, name_of, resolve_source
+from engine.models.loaders import (
+    MODEL_LOADERS,
+    answers_at_once,
+    free_name,
+    name_of,
+    resolve_source,
+)
 from engine.models.memory import Need
 from engine.models.probe import Probe
 from engine.settings import Runtime
@@ -108,6 +114,18 @@ def test_every_format_answers_for_its_models() -> None:
         assert format_of(source) is each and each.name(source) == "it"
         assert each.located(source) == source
         assert list(each.find("/models", ["it.txt"])) == [] == list(each.weight_files(Path(source)))
+
+
+# how many answers at once
+
+
+@pytest.mark.parametrize(
+    ("free", "answers"), [(0, 1), (110, 1), (119, 1), (120, 2), (139, 3), (140, 4), (9999, 4)]
+)
+def test_as_many_answers_at_once_as_their_caches_fit_and_at_most_four(
+    free: int, answers: int
+) -> None:
+    assert answers_at_once(Need(1, 100, 10), free) == answers
 
 
 # the library of GGUF files

@@ -10,17 +10,19 @@ import pytest
 
 import engine.decode
 import engine.rounds
-from engine.backends.base import LogitScores, Wanted
+from engine.backends.base import Backend, LogitScores, Wanted
 from engine.drafting.budget import Budget
 from engine.drafting.controller import Company, DraftController
 from engine.drafting.costs import CostCurve
 from engine.engine import Event as AnyEvent
-from engine.engine import Measured, Request
+from engine.engine import Load, Measured, Request
 from engine.errors import Cancelled
 from engine.local import Local
 from engine.methods import METHODS
+from engine.models.loaders import ModelLoaders
+from engine.models.memory import Need
 from engine.queue import Waiting
-from engine.settings import AnswerFormat, Drafting, Generation, Sampling
+from engine.settings import AnswerFormat, Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
 from engine.tree import Tree
 from engine.types import Message, Prefill, Step
@@ -144,12 +146,36 @@ def test_answers_share_forwards_up_to_the_limit() -> None:
     assert len(backend.shared) < 5 * 12, "without sharing each answer has forwards of its own"
 
 
-def test_a_model_that_cannot_share_answers_one_after_the_other() -> None:
-    class Single(Counting):
-        score_all = None  # type: ignore[assignment]
+def loaders_of(backend: Callable[[], Backend], free: int) -> ModelLoaders:
+    """For models of 100 bytes, with 10 bytes for the cache of each answer, in so many free ones."""
+    return ModelLoaders(
+        load=lambda source, runtime: backend(),
+        need=lambda source, runtime: Need(1, 90, 10).of(runtime.parallel),
+        device=lambda source, runtime: "cpu",
+        free=lambda device: free,
+    )
 
-    backend = Single()
-    engine = Local(backend=backend)
+
+@pytest.mark.parametrize(
+    ("asked", "free", "given"), [(0, 115, 2), (0, 9999, 4), (3, 0, 3), (1, 9999, 1)]
+)
+def test_a_model_gives_as_many_answers_at_once_as_asked_or_as_memory_allows(
+    asked: int, free: int, given: int
+) -> None:
+    with closing(Local(loaders=loaders_of(Counting, free))) as engine:
+        list(engine.load(Load("it", Runtime(parallel=asked))))
+        assert engine.state.runtime.parallel == given == engine.queue.parallel
+
+
+class Single(Counting):
+    score_all = None  # type: ignore[assignment]
+
+
+def test_a_model_that_cannot_share_answers_one_after_the_other() -> None:
+    with closing(Local(loaders=loaders_of(Single, 9999))) as engine:
+        list(engine.load(Load("it", Runtime(parallel=0))))
+        assert engine.state.runtime.parallel == engine.queue.parallel == 1
+    engine = Local(backend=Single())
     with closing(engine):
         engine.use(replace(engine.loaded, runtime=replace(engine.loaded.runtime, parallel=8)))
         assert engine.queue.parallel == 1
