@@ -16,6 +16,7 @@ from app.service.proofs import Background, Proofs
 from app.service.race import Padded, Races
 from app.service.statistics_files import StatisticsFiles
 from app.service.tool_calls import ToolCalls
+from app.service.ways import Ways
 from app.service.why import Why
 from engine.engine import State
 
@@ -48,6 +49,7 @@ class Session(Core):
         self.benchmarks = BenchmarkRuns(self)
         self.padded = Padded(self.models)
         self.races = Races(self.proofs, self.padded)
+        self.ways = Ways(self.proofs)
         self.programs = Programs(self)
         engine.watch, engine.notify = self.follow, self.notices.report
         self.follow(engine.state)

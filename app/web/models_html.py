@@ -8,12 +8,12 @@ from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.current import NO_HEAD, drafters, mixture, verified
 from app.service.draft_models import amount
 from app.service.models import Candidate, is_padded
+from app.service.ways import computed_by
 from app.web.markup import Facts, billions, facts, finding, fine_print, millions, template
 from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
-from engine.models.gguf_files import ENDING
 from engine.models.memory import Need
 from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.servers.client import is_address
@@ -50,11 +50,10 @@ def loaded(
     length = f"{info.context_length:,} tokens" if info.context_length else "not reported"
     listed = [("model", info.name), ("context", length), ("from", source)]
     if info.server is None:
-        core = info.kind != GGUF and source.endswith(ENDING)
         count = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
         listed = [
             ("model", info.name),
-            ("run by", "the compiled core" if core else info.kind),
+            ("run by", computed_by(info, source)),
             ("parameters", billions(info.parameters)),
             ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
             ("context", length),

@@ -41,6 +41,7 @@ from app.web.models_html import FLOAT32
 from app.web.tabs import catalogue
 from app.web.tabs.catalogue import Card
 from app.web.tabs.settings import control, number
+from app.web.tabs.ways import WaysSection
 from engine.errors import ModelError, StrataError
 from engine.models.formats import FORMATS
 from engine.models.loaders import DEFAULT_RUNTIME
@@ -165,6 +166,7 @@ class ModelsTab(Tab):
                 self.place = JobCard.build("models", "Load")
                 with gr.Row(elem_classes="presets"):
                     self.reset_button = small_button("Reset to defaults", elem_id="models-reset")
+        self.ways = WaysSection(session, memory, self.runtime["bits"])
         self.gguf = GgufSection(session, memory)
         self.cards = [*starters, *catalogue.build()]
         self.places = [self.place, *(card.place for card in self.cards)]
@@ -223,6 +225,7 @@ class ModelsTab(Tab):
         )
         self.then(removed, header)
         self.wire_loads(follow, header, inputs, shown)
+        self.ways.wire(self.tab, settle)
         self.gguf.wire(self.tab, settle)
         return settle
 

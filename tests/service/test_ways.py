@@ -1,0 +1,189 @@
+"""All ways to run the loaded model are measured, and it is loaded again as it was."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from app.service import ways
+from app.service.jobs import Task
+from app.service.session import Session
+from app.service.ways import CORE, LLAMA_CPP, Found, Way, Ways, computed_by
+from engine.backends.base import Backend
+from engine.errors import Cancelled, ModelError
+from engine.local import Local
+from engine.models.loaders import ModelLoaders
+from engine.models.memory import Need
+from engine.settings import Runtime
+from storage.database import Database
+from tests.support.inside import OWNER
+from tests.support.toy import ToyBackend
+
+TYPES = {"auto": "bfloat16", "off": "Q4_0", "8": "8 bits", "4": "4 bits"}
+
+
+class Machine:
+    """Loads a toy whose weights are of the type of the bits, in the order of `loaded`. Loading with
+    `refused` bits fails, and those with `large` bits do not fit."""
+
+    def __init__(self) -> None:
+        self.loaded = list[str]()
+        self.refused = self.large = ""
+
+    def load(self, source: str, runtime: Runtime) -> Backend:
+        if runtime.bits == self.refused:
+            raise ModelError("no core for it")
+        self.loaded.append(runtime.bits)
+        toy = ToyBackend(name="it")
+        toy.info = replace(toy.info, kind="transformers", dtype=TYPES[runtime.bits], device="cpu")
+        return toy
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        return Need(1, 10_000 if runtime.bits == self.large else 1, 1)
+
+    def session(self, db: Database, source: str = "/m/it", guests: bool = False) -> Session:
+        loaders = ModelLoaders(
+            load=self.load,
+            need=self.need,
+            device=lambda source, runtime: "cpu",
+            free=lambda device: 1000,
+            scan=lambda folder: [],
+            present=lambda source: True,
+        )
+        session = Session(Local(loaders=loaders), db, guests, loaders=loaders)
+        list(session.models.start(source))
+        return session
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(ways, "multiplies_few_bits", lambda: True)
+    return Machine()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """The paces that are measured, one after the other."""
+    paces = list[tuple[float, float]]()
+
+    def measured(self: Ways, owner: str, task: Task) -> tuple[float, float]:
+        return paces.pop(0)
+
+    monkeypatch.setattr(Ways, "paces", measured)
+    return paces
+
+
+def test_each_way_is_measured_and_the_usual_one_twice(
+    machine: Machine, db: Database, told: list[tuple[float, float]]
+) -> None:
+    session = machine.session(db)
+    told += [(10.0, 20.0), (20.0, 40.0), (30.0, 25.0), (11.0, 22.0)]
+    found = session.ways.start(OWNER).result()
+    assert machine.loaded == ["auto", "8", "4", "auto"] and session.models.runtime == Runtime()
+    assert [(way.dtype, way.plain, way.drafted) for way in found.ways] == [
+        ("bfloat16", 10.5, 21.0),
+        ("8 bits", 20.0, 40.0),
+        ("4 bits", 30.0, 25.0),
+    ]
+    assert found.spread == 1.1 and found.fastest.runtime == Runtime(bits="8")
+    assert session.ways.known == {"/m/it": found} and not found.left_out
+
+
+def test_figures_are_those_of_whole_answers(machine: Machine, db: Database) -> None:
+    found = machine.session(db).ways.start(OWNER).result()
+    assert len(found.ways) == 3
+    assert all(way.plain > 0 and way.drafted > 0 for way in found.ways)
+
+
+@pytest.mark.parametrize(
+    ("refused", "large", "said"), [("8", "", "no core for it"), ("", "8", "needs 9.8 KiB")]
+)
+def test_a_way_that_cannot_be_is_left_out_and_the_reason_is_told(
+    machine: Machine,
+    db: Database,
+    told: list[tuple[float, float]],
+    refused: str,
+    large: str,
+    said: str,
+) -> None:
+    session = machine.session(db)
+    machine.refused, machine.large = refused, large
+    told += 3 * [(1.0, 2.0)]
+    found = session.ways.start(OWNER).result()
+    assert [way.dtype for way in found.ways] == ["bfloat16", "4 bits"]
+    ((name, reason),) = found.left_out
+    assert name == "Bits 8" and said in reason
+    assert session.models.runtime == Runtime() and session.models.is_loaded
+
+
+def test_what_comes_to_the_same_is_measured_once(
+    machine: Machine,
+    db: Database,
+    told: list[tuple[float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(TYPES, "8", "4 bits")
+    told += [(1.0, 1.0), (3.0, 3.0), (1.0, 1.0)]
+    found = machine.session(db).ways.start(OWNER).result()
+    assert [way.dtype for way in found.ways] == ["bfloat16", "4 bits"] and not told
+
+
+@pytest.mark.parametrize(
+    ("source", "guests", "few", "bits"),
+    [
+        ("/m/it", False, True, ["auto", "8", "4"]),
+        ("/m/it.gguf", False, True, ["auto", "off", "8", "4"]),
+        ("/m/it", False, False, ["auto"]),
+        ("/m/it", True, True, ["auto"]),
+    ],
+)
+def test_ways_are_offered_where_this_machine_has_others(
+    machine: Machine,
+    db: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    guests: bool,
+    few: bool,
+    bits: Sequence[str],
+) -> None:
+    monkeypatch.setattr(ways, "multiplies_few_bits", lambda: few)
+    session = machine.session(db, source, guests)
+    assert [each.bits for each in session.ways.runtimes()] == bits
+    assert session.ways.offered is (len(bits) > 1)
+
+
+def test_measuring_can_be_stopped_and_the_model_is_as_it_was(
+    machine: Machine, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = machine.session(db)
+    paces: Callable[[Ways, str, Task], tuple[float, float]] = Ways.paces
+
+    def stopped(self: Ways, owner: str, task: Task) -> tuple[float, float]:
+        if session.current.info.dtype == "8 bits":
+            self.stop()
+        return paces(self, owner, task)
+
+    monkeypatch.setattr(Ways, "paces", stopped)
+    with pytest.raises(Cancelled):
+        session.ways.start(OWNER).result()
+    list(session.model_swap.awaited())
+    assert session.models.runtime == Runtime() and machine.loaded[-1] == "auto"
+    assert session.ways.known == {} and session.ways.slot.running is None
+    assert not session.tasks.busy(OWNER, ways.ABOUT)
+
+
+def test_a_way_is_suggested_only_if_it_gains_more_than_the_pace_of_the_machine_changed() -> None:
+    def way(bits: str, pace: float) -> Way:
+        return Way(Runtime(bits=bits), CORE, bits, 1, pace, pace / 2)
+
+    usual, faster = way("auto", 100.0), way("8", 120.0)
+    assert Found((usual, faster)).fastest is faster
+    assert Found((usual, faster), spread=1.3).fastest is usual
+    assert Found((usual, way("8", 104.0))).fastest is usual
+
+
+def test_who_computes_a_gguf_file_is_told() -> None:
+    info = ToyBackend().info
+    assert computed_by(replace(info, kind=LLAMA_CPP), "/m/it.gguf") == LLAMA_CPP
+    assert computed_by(replace(info, kind="transformers"), "/m/it.gguf") == CORE
+    assert computed_by(replace(info, kind="transformers"), "/m/it") == "transformers"
