@@ -34,11 +34,9 @@ PROMPTS = (
 )
 TOKENS = 64
 """The most tokens of an answer."""
-CORE, LLAMA_CPP = "the compiled core", "llama.cpp"
-
-
 MARGIN = 1.05
 """How much faster another way has to be to be suggested, on a machine that keeps its pace."""
+CORE, LLAMA_CPP = "the compiled core", "llama.cpp"
 
 
 def title(runtime: Runtime) -> str:

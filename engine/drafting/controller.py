@@ -162,6 +162,7 @@ class DraftController:
         if self.sleeping and not self.company.others:
             self.sleeping -= 1
             self.slept += 1
+            self.was_paused = True
             return self.nothing, ()
         self.wake()
         idle = {name for name in self.ways if self.idle(name)}
@@ -247,7 +248,9 @@ class DraftController:
 
     def wake(self) -> None:
         """Count the steps that were spent asleep. Has to be called when the answer ends."""
-        self.skip(self.slept)
+        if self.slept and self.costs is not None:
+            self.skip(self.slept)
+            self.costs.gate.drafted += self.slept
         self.sleeping = self.slept = 0
 
     def due(self, active: set[str]) -> str:
@@ -415,7 +418,7 @@ class DraftController:
     def skip(self, steps: int) -> None:
         """Count steps of a pause without a probe. Nothing else is computed, because the steps of
         small models take little time."""
-        for name in self.ways if steps else ():
+        for name in self.ways:
             gain = self.gains[name]
             gain.unused += steps
             gain.backoff = max(0, gain.backoff - steps)

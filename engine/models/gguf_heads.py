@@ -227,7 +227,8 @@ def with_head(
         if not backend.info.can_tree:
             raise NoHead("the model decodes plainly")
         if found.kind.shared and not backend.shared.single:
-            raise NoHead("it reads the model's cache, which holds several conversations. With --parallel 1 it is used")
+            several = "which holds several conversations. With --parallel 1 it is used"
+            raise NoHead(f"it reads the model's cache, {several}")
         named = file_fingerprint(found.path) if found.path else backend.info.fingerprint
         info = HeadInfo(
             found.kind.name,

@@ -117,16 +117,20 @@ def test_a_head_that_is_only_tried_now_and_then_does_not_keep_an_answer_from_pau
     databases, head = costs.gate.gains[DATABASES], costs.gate.gains[HEAD]
     databases.backoff = databases.length = 512
     head.wait = 200
+    costs.gate.learn_seconds = 1.0
     at_work = controller(costs, DATABASES, HEAD)
-    asks = list[list[str]]()
+    asks, learned = list[list[str]](), 0
     for _ in range(400):
         asks.append(asked(at_work.plan(20)))
         called = HEAD in asks[-1]
         one = step(0, draft=2.0, head=2.0) if called else step(0)
         at_work.observe(replace(one, levels={HEAD: (3,)}) if called else one)
+        learned += at_work.learnable(1)
         assert at_work.paused
     at_work.wake()
-    assert sum(map(bool, asks)) < 10 and [HEAD] in asks and [DATABASES] in asks
+    tried = sum(map(bool, asks))
+    assert tried < 10 and [HEAD] in asks and [DATABASES] in asks
+    assert learned <= 1 + tried, "most tokens are not learned while nothing is drafted"
     assert databases.backoff == 512 - 400, "steps without decisions are counted"
 
 

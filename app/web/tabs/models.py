@@ -224,8 +224,8 @@ class ModelsTab(Tab):
             removing, self.remove, self.choice, left, ask=self.ask_removal, guard=ACT
         )
         self.then(removed, header)
-        self.wire_loads(follow, header, inputs, shown)
-        self.ways.wire(self.tab, settle)
+        measured = self.ways.wire(self.tab, settle)
+        self.wire_loads([*follow, measured], header, inputs, shown)
         self.gguf.wire(self.tab, settle)
         return settle
 

@@ -59,14 +59,17 @@ class WaysSection(Tab):
             self.place = JobCard.build("ways", "Measure")
             self.table = html(elem_id="ways-table")
 
-    def wire(self, tab: gr.Tab, after: Event) -> None:
-        """Connect the section. `after` is the event that refreshes the rest of the tab."""
+    def wire(self, tab: gr.Tab, after: Event) -> Event:
+        """Connect the section. `after` is the event that refreshes the rest of the tab. Returns the
+        event that shows what is known about the loaded model."""
         (button,) = self.place.buttons
         outputs = [self.section, button, self.place.stop, self.place.status, self.table]
-        self.on(tab.select, self.show, (), outputs, guard=REFRESH)
+        shown = self.event(self.show, (), outputs, guard=REFRESH)
+        self.on(tab.select, shown)
         measured = self.on(button.click, self.measure, (), [*outputs, self.bits], guard=ACT)
         self.then(measured, after)
         self.on(self.place.stop.click, self.ways.stop)
+        return shown
 
     def show(self) -> Iterator[Updates]:
         """Show what was measured, or the progress of what another page began."""
@@ -75,6 +78,7 @@ class WaysSection(Tab):
         yield {
             self.section: gr.update(visible=job is not None or self.ways.offered),
             self.table: table(found) if found else "",
+            self.place.status: "",
         }
         if job is not None:
             yield from self.follow(job)
