@@ -21,15 +21,15 @@ def run(*command: str | Path) -> str:
 
 
 def compiled(folder: Path) -> Path:
-    """The program, compiled in this folder if these sources were not compiled here before. The
-    optimiser would take longer than the test."""
+    """The program, compiled in this folder if these sources were not compiled here before. More of
+    the optimiser would take longer than the test."""
     native, compiler = ROOT / "native", os.environ.get("CXX", "c++")
-    key = hashlib.sha256(run(compiler, "--version").encode())
+    options = "-DCMAKE_CXX_FLAGS_RELEASE=-O1"
+    key = hashlib.sha256((run(compiler, "--version") + options).encode())
     for file in sorted(path for path in native.rglob("*") if path.is_file()):
         key.update(f"{file.relative_to(native)}\n".encode() + file.read_bytes())
     kept = ROOT / ".pytest_cache" / "rows_test" / key.hexdigest()
     if not kept.exists():
-        options = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
         run("cmake", "-S", native / "tests", "-B", folder, options)
         run("cmake", "--build", folder, "--parallel", "2")
         kept.parent.mkdir(parents=True, exist_ok=True)
