@@ -38,6 +38,7 @@ def record_of(backend: Any, sampling: Sampling, prompt: list[int]) -> HeadRecord
     return record
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_head_of_random_weights_is_broken(temperature: float, tmp_path: Path) -> None:
     import torch
