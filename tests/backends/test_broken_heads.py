@@ -38,6 +38,7 @@ def record_of(backend: Any, sampling: Sampling, prompt: list[int]) -> HeadRecord
     return record
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_head_of_random_weights_is_broken(temperature: float, tmp_path: Path) -> None:
     import torch
@@ -57,6 +58,7 @@ def test_a_head_of_random_weights_is_broken(temperature: float, tmp_path: Path) 
     assert record.broken, record
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("hard", [False, True])
 def test_the_head_itself_is_not(embedded: Any, hard: bool, temperature: float) -> None:

@@ -59,6 +59,14 @@ def filler() -> Iterator[Filler]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Filler]:
+    """For templates that end and do no harm: a process takes long to start."""
+    made = Filler()
+    yield made
+    made.stop()
+
+
 @contextmanager
 def hasty() -> Iterator[None]:
     """A template that is to be stopped is stopped soon. Others have the usual time."""
@@ -170,13 +178,13 @@ def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next(filler: Fil
     assert filler.fill("llama_cpp", "next", TOKENS, TURNS) == "next"
 
 
-def test_threads_get_their_own_answers(filler: Filler) -> None:
+def test_threads_get_their_own_answers(shared: Filler) -> None:
     wrong: list[str] = []
 
     def ask(number: int) -> None:
         for at in range(50):
             content = f"{number} {at}"
-            text = filler.fill(
+            text = shared.fill(
                 LIBRARIES[number % 2],
                 "{{ messages[0].content }}",
                 TOKENS,
@@ -350,9 +358,9 @@ SWITCHED = {None: "", True: "", False: "<think></think>"}
     ],
 )
 def test_whether_thinking_can_be_switched_is_tried(
-    filler: Filler, library: Library, template: str, wanted: bool
+    shared: Filler, library: Library, template: str, wanted: bool
 ) -> None:
-    fill = partial(filler.fill, library, template, TOKENS)
+    fill = partial(shared.fill, library, template, TOKENS)
     assert chat_template.can_choose(template, fill, True, False) is wanted
     assert not chat_template.can_choose(template, fill, "low", "high")
 
@@ -366,9 +374,9 @@ def test_whether_thinking_can_be_switched_is_tried(
     ],
 )
 def test_whether_a_template_knows_efforts_is_tried(
-    filler: Filler, template: str, wanted: bool
+    shared: Filler, template: str, wanted: bool
 ) -> None:
-    fill = partial(filler.fill, "transformers", template, TOKENS)
+    fill = partial(shared.fill, "transformers", template, TOKENS)
     assert chat_template.can_choose(template, fill, "low", "high") is wanted
     assert not chat_template.can_choose(template, fill, True, False)
 
@@ -528,9 +536,9 @@ CALLED = [
     ],
 )
 def test_the_form_of_calls_is_found_and_written(
-    filler: Filler, background: None, library: Library, template: str, form: str, text: bool
+    shared: Filler, background: None, library: Library, template: str, form: str, text: bool
 ) -> None:
-    fill = partial(filler.fill, library, template, TOKENS)
+    fill = partial(shared.fill, library, template, TOKENS)
     found = call_form(template, fill)
     if not form:
         assert found is None
@@ -554,9 +562,9 @@ def test_the_form_of_calls_is_found_and_written(
 
 
 def test_a_template_of_single_calls_shows_each_of_several_with_its_result(
-    filler: Filler, background: None
+    shared: Filler, background: None
 ) -> None:
-    fill = partial(filler.fill, "transformers", HARMONY, TOKENS)
+    fill = partial(shared.fill, "transformers", HARMONY, TOKENS)
     info = replace(ToyBackend().info, calls=call_form(HARMONY, fill))
     calls = tuple(ToolCall(str(n), f"tool{n}", f'{{"n": {n}}}') for n in range(3))
     results = [Message("tool", f"found {call.id}", call=call) for call in calls]
@@ -571,9 +579,9 @@ def test_a_template_of_single_calls_shows_each_of_several_with_its_result(
 
 
 def test_kimi_s_calls_are_numbered_through_the_conversation(
-    filler: Filler, background: None
+    shared: Filler, background: None
 ) -> None:
-    fill = partial(filler.fill, "transformers", KIMI, TOKENS)
+    fill = partial(shared.fill, "transformers", KIMI, TOKENS)
     info = replace(ToyBackend().info, calls=call_form(KIMI, fill))
     calls = [ToolCall(f"call_{n}", "look", "{}") for n in range(3)]
     results = [Message("tool", f"found {n}", call=call) for n, call in enumerate(calls)]

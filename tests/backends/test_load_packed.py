@@ -207,6 +207,7 @@ def test_a_model_computes_what_llama_cpp_computes(
     assert np.linalg.norm(left - right) < 0.15 * np.linalg.norm(right)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("family", ["llama", "qwen3moe"])
 def test_a_mixture_computes_what_llama_cpp_computes(family: str, kind: str, tmp_path: Path) -> None:

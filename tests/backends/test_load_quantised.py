@@ -84,6 +84,7 @@ def gap(left: Any, right: Any) -> float:
     return float(np.linalg.norm(left - right) / np.linalg.norm(right))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["llama-gqa", "qwen2"])
 @pytest.mark.parametrize("way", ALL.values(), ids=ALL)
 def test_a_model_has_the_numbers_of_its_folder(kind: str, way: Way, tmp_path: Path) -> None:
@@ -423,6 +424,7 @@ SIXES = {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 6}
 """Sizes in which groups of 96 and 192 are whole."""
 
 
+@pytest.mark.soak(stay=14)
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("way", GPU.values(), ids=GPU)
 def test_on_a_gpu_a_model_has_the_numbers_of_its_folder(way: Way, tmp_path: Path) -> None:

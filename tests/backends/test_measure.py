@@ -132,7 +132,7 @@ def test_survival_is_what_each_draft_adds_to_real_rounds(
         assert emitted(profile.pairs[below, above], rule, drafts) == pytest.approx(real, rel=0.06)
 
 
-@pytest.mark.soak(stay=4)
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("names", "batches"),

@@ -191,7 +191,7 @@ def test_files_of_the_folder_it_is_run_in_do_not_matter(
     assert probe(Path("here.gguf"), RUNTIME) == probes.found(tiny, RUNTIME)
 
 
-@pytest.mark.parametrize("name", ["sp ace.gguf", "日本 é.gguf", "-x.gguf", "a\nb.gguf"])
+@pytest.mark.parametrize("name", ["-x sp ace.gguf", "日本\né.gguf"])
 def test_any_name_of_a_file_is_one(tiny: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(tiny.read_bytes())

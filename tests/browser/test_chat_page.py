@@ -61,6 +61,7 @@ def guessed_in_the_panel(page: Page) -> str:
 
 def test_a_message_is_answered_token_by_token_and_found_again(page: Page, address: str) -> None:
     fixed_budget(page)
+    set_number(page, "Max tokens", 80)
     send(page, "Tell me a short story about a boat.")
     finished(page)
     text = answer(page)

@@ -52,7 +52,7 @@ def schema_of(steps: list[Step]) -> int:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_schemas_of_every_kind(kind: int, temperature: float) -> None:
     finished = demanded = 0
-    for number in range(kind, 12 * len(KINDS) + kind, len(KINDS)):
+    for number in range(kind, 8 * len(KINDS) + kind, len(KINDS)):
         schema = drawn(number)
         wanted = under(form_of(schema), temperature, number)
         fast = steps_of(wanted, HD)
@@ -61,7 +61,7 @@ def test_schemas_of_every_kind(kind: int, temperature: float) -> None:
         if fast[-1].finish == "eos":
             finished += 1
             jsonschema.validate(json.loads(text_of(fast)), schema)
-    assert finished > 5 and demanded > 20
+    assert finished > 3 and demanded > 20
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)

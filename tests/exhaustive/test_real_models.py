@@ -110,6 +110,7 @@ def subject(
     found.backend.reset()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=[kind.__name__ for kind in KINDS])
 def test_answers_in_a_format(subject: Subject, kind: int, temperature: float) -> None:

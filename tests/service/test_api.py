@@ -108,6 +108,7 @@ def test_every_chunk_but_the_last_says_that_it_has_no_usage(client: httpx.Client
     assert usage[:-1] == [None] * (len(usage) - 1) and usage[-1]["completion_tokens"] > 0
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prediction_saves_forwards_and_changes_nothing(temperature: float, stream: bool) -> None:

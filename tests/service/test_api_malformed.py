@@ -152,6 +152,7 @@ def test_a_malformed_request_is_refused_with_its_reason(client: httpx.Client, pa
     assert statuses.count(200) > 5 and statuses.count(400) > 50, "both are met"
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("path", [*SOUND][:4])
 def test_each_value_may_be_of_another_type(client: httpx.Client, path: str) -> None:
     found = [

@@ -6,8 +6,8 @@ the same for each of these owners, whatever other tests did before. The handlers
 late as a test wants: not while FOLDER has a file of that name, which `late` in
 tests/support/pages.py makes and removes. Long answers of an owner end no sooner than a test wants,
 by `unending` there. The model is one that calls tools if FOLDER says which
-(tests/support/calling.py). Nobody else can log in to its machine. On SIGUSR1 it writes what its
-threads are doing into the file STACKS.
+(tests/support/calling.py). A proof has a second, not eight. Nobody else can log in to its machine.
+On SIGUSR1 it writes what its threads are doing into the file STACKS.
 """
 
 import faulthandler
@@ -23,6 +23,7 @@ from random import Random
 from typing import Any
 
 from app import cli
+from app.service import proofs
 from app.web.gradio_import import skip_stubs
 from tests.support import calling, held_answers
 
@@ -86,6 +87,7 @@ if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1, stacks)
     skip_stubs()
     give_each_browser_its_own_data()
+    proofs.ENOUGH = 1.0
     for each in HELD:
         hold(folder, each)
     model = calling if calling.file_of(folder).exists() else held_answers

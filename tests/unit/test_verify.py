@@ -110,14 +110,14 @@ def outcomes(
     rule = Rejection(1, 0, len(wanted))
     scores = Table(dict.fromkeys(range(len(beside) + 2), wanted))
     draws = np.random.Generator(np.random.Philox(key=9)).choice(len(proposed), times, p=proposed)
-    law, found, kept = np.float32(proposed), Counter[int](), 0
-    for drawn in draws:
-        tree = Tree(0)
+    law, found, kept, trees = np.float32(proposed), Counter[int](), 0, list[Tree]()
+    for drawn in range(len(proposed)):
+        trees.append(Tree(0))
         for token in beside:
-            tree.add(0, token, "context")
-        row = tree.add(0, int(drawn), "draft:small")
-        tree.distributions[row] = law
-        token = rule.walk(tree, scores).tokens[0]
+            trees[-1].add(0, token, "context")
+        trees[-1].distributions[trees[-1].add(0, drawn, "draft:small")] = law
+    for drawn in draws.tolist():
+        token = rule.walk(trees[drawn], scores).tokens[0]
         found[token] += 1
         kept += token == drawn
     return found, kept
