@@ -4,29 +4,37 @@ is answered."""
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Thread
+from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from app.service.answering import Answer, Update
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend, Filled, LogitScores
+from engine.engine import Load
 from engine.errors import EngineDied, StrataError
 from engine.local import Local
 from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.remote import Remote
 from engine.settings import Generation, Runtime, Sampling
+from engine.streams import Stream
 from engine.tree import Tree
 from storage.database import Database
+from tests.support.crowd import Answer as Told
+from tests.support.crowd import Wish, alone, wishes
 from tests.support.inside import OWNER, soon
+from tests.support.mortal import mortals
 from tests.support.toy import ToyBackend
 
 MOMENTS = {"loading": 12, "prompt": 12, "answer": 14, "learning": 12}
@@ -169,3 +177,60 @@ def test_an_answer_that_a_kill_cut_goes_on_to_the_token(session: Session) -> Non
     *_, last = session.answering.answer(OWNER, conversation, plain)
     assert isinstance(whole, Update) and isinstance(last, Update)
     assert whole.text == last.text and whole.tokens == last.tokens == 60
+
+
+# several answers at once
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Remote]:
+    found = Remote(mortals)
+    yield found
+    found.close()
+
+
+def read_all(engine: Remote, answers: Sequence[Told], stops: bool = False) -> list[Told]:
+    """The answers that the end of the process has cut. The first is stopped once the last ended."""
+    streams: list[Stream[Any]] = []
+    cut: list[Told] = []
+    for answer in answers:
+        try:
+            streams.append(engine.generate(answer.left()))
+        except EngineDied as error:
+            streams.append(Stream())
+            streams[-1].end(error)
+    for answer, stream in reversed([*zip(answers, streams, strict=True)]):
+        if (error := answer.read(stream)) is not None:
+            assert isinstance(error, EngineDied) and "SIGKILL" in str(error)
+            cut.append(answer)
+        if stops and answer is answers[-1]:
+            answers[0].stopped = True
+            streams[0].stop()
+    return cut
+
+
+@pytest.mark.soak(stay=1)
+@pytest.mark.parametrize("runs", [pytest.param(4, id="few"), pytest.param(100, id="many")])
+def test_answers_at_once_that_a_kill_cut_go_on_to_the_token(engine: Remote, runs: int) -> None:
+    # Each run starts a process, so a failure is not made smaller.
+    @settings(max_examples=runs, deadline=None, derandomize=True, phases=[Phase.generate])
+    @given(
+        st.sampled_from((40, 90, 20, 60, 5, 130)),
+        st.sampled_from((4, 3, 2)),
+        st.lists(wishes(), min_size=2, max_size=6),
+        st.booleans(),
+    )
+    def killed(calls: int, places: int, asked: list[Wish], stops: bool) -> None:
+        requests = [wish._replace(apart="").request for wish in asked]
+        list(engine.load(Load(str(calls), Runtime(parallel=places))))
+        answers = [Told(request, alone(request)) for request in requests]
+        cut = read_all(engine, answers, stops)
+        assert bool(cut) != engine.process.alive
+        if cut:
+            engine.restart()
+        list(engine.load(Load("-1", Runtime(parallel=places))))
+        later = [Told(request, alone(request)) for request in requests]
+        again = [replace(answer, stopped=False) for answer in cut if not answer.complete]
+        assert not read_all(engine, [*later, *again])
+
+    killed()

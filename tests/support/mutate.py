@@ -47,6 +47,18 @@ MUTATIONS = (
         "unit/decode",
     ),
     Mutation(
+        "engine/rounds.py",
+        "return [Scored(each, seconds) for each in scores]",
+        "return [Scored(each, seconds) for each in reversed(scores)]",
+        "unit/crowd",
+    ),
+    Mutation(
+        "engine/queue.py",
+        "len(self.running) >= self.parallel",
+        "len(self.running) > self.parallel",
+        "unit/crowd",
+    ),
+    Mutation(
         "engine/decode.py",
         "if not self.filled.complete or (not self.index and cancelled()):",
         "if not self.index and answer.cancelled():",

@@ -1,6 +1,6 @@
-"""Several answers at once: each is the text that it is alone, whoever joins, leaves or fails."""
+"""Several answers at once: what they share, who waits, and what is drafted. (That each says what it
+says alone is tested in test_crowd.py.)"""
 
-import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,40 +16,27 @@ from engine.drafting.controller import Company, DraftController
 from engine.drafting.costs import CostCurve
 from engine.engine import Event as AnyEvent
 from engine.engine import Load, Measured, Request
-from engine.errors import Cancelled
 from engine.local import Local
 from engine.methods import METHODS
 from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.queue import Waiting
-from engine.settings import AnswerFormat, Drafting, Generation, Runtime, Sampling
+from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
 from engine.tree import Tree
 from engine.types import Message, Prefill, Step
-from tests.support.lossless import Stated
+from tests.support.crowd import WORDS, alone, said
 from tests.support.toy import VOCABULARY, ToyBackend
-
-WORDS = ("once", "upon", "a", "time", "there", "was", "a", "small", "house", "by", "the", "sea")
-METHOD_NAMES = ("plain", "hd", "auto", "context", "lookup")
-FORMATS = (
-    None,
-    None,
-    AnswerFormat("regex", "[a-f]{4,30}"),
-    AnswerFormat("json_schema", '{"type": "array", "items": {"enum": [1, "two"]}}'),
-)
 
 
 class Counting(ToyBackend):
-    """The toy, noting what each forward was shared by: `shared` are the rows of each sequence.
-    `before` is called before a forward with its number."""
+    """The toy, noting what each forward was shared by: `shared` are the rows of each sequence."""
 
-    def __init__(self, before: Callable[[int], None] = lambda number: None, **named: Any) -> None:
+    def __init__(self, **named: Any) -> None:
         super().__init__(**named)
-        self.before = before
         self.shared: list[list[int]] = []
 
     def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
-        self.before(len(self.shared))
         self.shared.append([len(each.tree) + 1 for each in wanted])
         return super().score_all(wanted)
 
@@ -58,57 +45,6 @@ def engine_of(backend: ToyBackend, parallel: int = 4, curve: CostCurve | None = 
     engine = Local(backend=backend)
     engine.queue.parallel, engine.loaded.curve = parallel, curve
     return engine
-
-
-def text_of(events: Sequence[AnyEvent]) -> str:
-    steps = [event for event in events if isinstance(event, Step)]
-    return "".join(token.text for step in steps for token in step.tokens)
-
-
-def drawn(draw: random.Random, number: int) -> Request:
-    words = " ".join(draw.choices(WORDS, k=draw.choice((3, 12, 90))))
-    sampling = Sampling(draw.choice((0.0, 0.7, 1.0, 1.5)), seed=draw.randrange(99))
-    form = draw.choice(FORMATS)
-    return Request(
-        (Message("user", words),),
-        generation=Generation(sampling, draw.randrange(1, 60), format=form),
-        method=METHODS[draw.choice(METHOD_NAMES)],
-        owner=draw.choice("ab"),
-        conversation=draw.choice(("", f"conversation {number}")),
-        prediction=draw.choice(("", words)),
-    )
-
-
-def alone(request: Request) -> str:
-    with closing(engine_of(ToyBackend(), 1)) as engine:
-        return text_of(list(engine.generate(request)))
-
-
-@pytest.mark.soak(stay=40)
-@pytest.mark.parametrize("seed", range(500))
-def test_answers_at_once_say_what_they_say_alone(seed: int) -> None:
-    """Any methods, samplers, formats and lengths; some join later, some are stopped."""
-    draw = random.Random(seed)
-    requests = [drawn(draw, number) for number in range(draw.randrange(2, 8))]
-    late = {draw.randrange(20): request for request in requests[2:]}
-    streams: list[tuple[Request, Stream[AnyEvent]]] = []
-
-    def join(number: int) -> None:
-        if number in late:
-            request = late.pop(number)
-            streams.append((request, engine.generate(request)))
-        if number == stopped and streams:
-            streams[0][1].stop()
-
-    stopped = draw.choice((-1, 5, 11))
-    backend = Counting(join)
-    curve = draw.choice((None, Stated({0: 1.0, 3: 1.1, 7: 1.3, 15: 1.7, 63: 4.0})))
-    with closing(engine_of(backend, draw.randrange(2, 5), curve)) as engine:
-        streams += [(request, engine.generate(request)) for request in requests[:2]]
-        found = [list(stream) for _, stream in streams]  # further ones come meanwhile
-    for (request, stream), events in zip(streams, found, strict=True):
-        wanted, said = alone(request), text_of(events)
-        assert said == wanted or (stream.stopped.is_set() and wanted.startswith(said))
 
 
 def told(number: int, words: int = 3, tokens: int = 12, **named: Any) -> Request:
@@ -198,9 +134,9 @@ def test_a_long_prompt_is_read_in_slices_between_the_steps_of_others() -> None:
             return super().score(*args)
 
     requests = [told(3, tokens=60), told(1, words=300)]
-    assert len(alone(requests[0])) > 20
+    assert len(alone(requests[0]).tokens) > 20
     events = gathered(Watched(), requests)
-    assert [text_of(each) for each in events] == [alone(each) for each in requests]
+    assert [said(each) for each in events] == [alone(each) for each in requests]
     reads = [at for at, done in enumerate(order) if done == "read"]
     assert len(reads) > 10
     assert "score" in order[reads[2] : reads[-1]]
@@ -223,15 +159,7 @@ def test_a_short_answer_begins_while_a_long_prompt_is_read_alone() -> None:
     requests = [told(1, words=600), told(3)]
     events = gathered(Watched(context_length=8192), requests)
     assert order.index("score") < len(order) - order[::-1].index("read long")
-    assert [text_of(each) for each in events] == [alone(each) for each in requests]
-
-
-def test_two_requests_of_one_conversation_wait_for_each_other() -> None:
-    """They share a cache and a memory of what was said."""
-    backend = Counting()
-    requests = [replace(told(number), owner="a", conversation="same") for number in range(2)]
-    gathered(backend, requests)
-    assert not backend.shared
+    assert [said(each) for each in events] == [alone(each) for each in requests]
 
 
 def test_what_is_measured_has_the_model_to_itself_and_nothing_overtakes_it() -> None:
@@ -243,43 +171,11 @@ def test_what_is_measured_has_the_model_to_itself_and_nothing_overtakes_it() -> 
         told(3, method=plain),
     ]
     events = gathered(backend, requests, 4)
-    assert [text_of(each) for each in events] == [alone(each) for each in requests]
+    assert [said(each) for each in events] == [alone(each) for each in requests]
     assert max(map(len, backend.shared)) == 2
     steps = [[e for e in each if isinstance(e, Step)] for each in events]
     assert all(step.plain_seconds is not None for step in steps[2])
     assert Waiting(2) in events[2] or Waiting(1) in events[2]
-
-
-def test_an_error_ends_the_answers_of_that_forward_and_no_others() -> None:
-    def fail(number: int) -> None:
-        if number == 3:
-            raise RuntimeError("out of memory")
-
-    backend = Counting(fail)
-    with closing(engine_of(backend)) as engine:
-        streams = [engine.generate(told(number, words=40)) for number in range(3)]
-        for stream in streams:
-            with pytest.raises(RuntimeError, match="out of memory"):
-                list(stream)
-        assert text_of(list(engine.generate(told(7)))) == alone(told(7))
-        assert not engine.queue.running and not engine.queue.waiting
-
-
-def test_a_load_stops_all_answers() -> None:
-    loads: list[Stream[Any]] = []
-
-    def load(number: int) -> None:
-        if number == 1:
-            loads.append(engine.start("local", lambda stream: stream.put("loaded"), priority=True))
-
-    with closing(engine_of(Counting(load))) as engine:
-        streams = [engine.generate(told(number, words=40, tokens=500)) for number in range(3)]
-        finishes = [
-            [event.finish for event in stream if isinstance(event, Step)][-1] for stream in streams
-        ]
-        assert finishes.count("cancelled") >= 2
-        (load_stream,) = loads
-        assert list(load_stream)[-1] == "loaded"
 
 
 def test_waiting_requests_hear_of_the_places_before_them() -> None:
@@ -287,22 +183,6 @@ def test_waiting_requests_hear_of_the_places_before_them() -> None:
     waits = [[e.ahead for e in each if isinstance(e, Waiting)] for each in events]
     assert waits[:2] == [[], []], "the second one begins at once"
     assert waits[2][0] == 1 and waits[3][0] == 2
-
-
-def test_a_stopped_request_leaves_the_queue() -> None:
-    stream: list[Stream[AnyEvent]] = []
-
-    def join(number: int) -> None:
-        if number == 0:
-            stream.append(engine.generate(told(9)))
-            stream[0].stop()
-
-    with closing(engine_of(Counting(join), 2)) as engine:
-        others = [engine.generate(told(number, words=40)) for number in range(2)]
-        for other in others:
-            list(other)
-        with pytest.raises(Cancelled):
-            list(stream[0])
 
 
 # what is drafted
