@@ -14,7 +14,7 @@ from engine.backends.base import digest
 from engine.models.memory import DraftingForecast
 
 ENDING = ".gguf"
-IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3", "qwen3moe"), 50_000_000
+IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3", "qwen3moe"), 5_000_000
 """The architectures of files that the compiled core computes (those of Mistral and Mixtral say
 llama), and the bytes of a file from which on it does so without being asked."""
 MAGIC = b"GGUF"

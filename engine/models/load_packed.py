@@ -115,7 +115,7 @@ FULL = (Kind.F32, Kind.F16, Kind.BF16)
 """Types that would be rounded noticeably."""
 LARGER = 1.25
 """How much more memory the weights may take than in llama.cpp, if nothing was chosen."""
-UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model"
+UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model: with Bits off"
 UNKNOWN = (
     "expert_shared_count", "expert_gating_func", "expert_group_count", "expert_weights_scale",
     "attention.sliding_window", "attention.scale", "attention.clamp_kqv",
@@ -198,12 +198,12 @@ def flat(tensor: Tensor) -> Tensor:
 
 def suits(path: Path, runtime: Runtime) -> bool:
     """Whether a GGUF file is better computed by the core than by llama.cpp: it is of a known
-    family, its matrices have few bits and nearly keep their size, and it has no head, which would
-    not draft here. False for a file that cannot be read."""
+    family, its matrices have few bits and nearly keep their size, and no head is named, which would
+    not draft here. A head in its folder gains less in llama.cpp than the core does (docs/log.md).
+    False for a file that cannot be read."""
     try:
         file = File(path)
         config = file.config(runtime.context_length)
-        heads = heads_near(path) if runtime.head == "auto" else runtime.head != "off"
         tensors = [each for each in file.tensors if not each.name.startswith(FACTORS)]
         full = any(
             len(each.shape) == 2 and Kind(each.kind) in FULL and ROUTER not in each.name
@@ -213,7 +213,8 @@ def suits(path: Path, runtime: Runtime) -> bool:
     except Exception:  # whatever it is, llama.cpp says what it thinks of the file
         return False
     ours = weights_in(file, tensors, config, int(KEEPS))
-    return not heads and not full and ours <= LARGER * theirs
+    named = runtime.head not in ("auto", "off")
+    return not named and not full and ours <= LARGER * theirs
 
 
 def weights_in(file: File, tensors: Sequence[Tensor], config: Any, bits: int) -> int:

@@ -78,8 +78,8 @@ def refused(path: Path | str, runtime: Runtime = RUNTIME) -> str:
 
 
 def test_a_shipped_file_is_loaded() -> None:
-    path = EMBEDDED.parent / "target.gguf"
-    backend = load(str(path), RUNTIME)
+    path, runtime = EMBEDDED.parent / "target.gguf", Runtime(threads=1, bits="off")
+    backend = load(str(path), runtime)
     info = backend.info
     assert (info.name, info.kind, info.device, info.dtype) == ("target", "llama.cpp", "cpu", "Q8_0")
     assert (info.vocabulary_size, info.context_length, info.threads) == (6144, 2048, 1)
@@ -91,11 +91,11 @@ def test_a_shipped_file_is_loaded() -> None:
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
     assert info.sampling == Sampling(temperature=0.8, min_p=0.05), "as its header recommends"
     assert backend.cached == [] and not backend.pending, "the check leaves nothing behind"  # type: ignore[attr-defined]
-    need = memory_need(str(path), RUNTIME)
+    need = memory_need(str(path), runtime)
     assert info.head is not None, "the one that lies beside it"
     weights = info.memory_bytes + info.head.memory_bytes
     assert (need.parameters, need.weights) == (info.parameters, weights)
-    assert need.total == need.weights + need.cache and device_of(str(path), RUNTIME) == "cpu"
+    assert need.total == need.weights + need.cache and device_of(str(path), runtime) == "cpu"
 
 
 def test_the_weights_are_named(gguf_files: dict[str, Path], tiny: Path, tmp_path: Path) -> None:

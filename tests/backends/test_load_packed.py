@@ -305,8 +305,9 @@ def test_without_a_choice_the_core_computes_what_it_computes_sooner(
     assert kind(path=exact) == "llama.cpp", "as its weights would be rounded"
     head = tmp_path / "mtp-it.gguf"
     head.write_bytes(b"")
-    assert not load_packed.suits(file, auto), "a head drafts in llama.cpp only"
-    assert load_packed.suits(file, replace(auto, head="off"))
+    named = replace(auto, head=str(head))
+    assert not load_packed.suits(file, named), "a head drafts in llama.cpp only"
+    assert load_packed.suits(file, auto), "one that lies there does not decide"
     head.unlink()
     monkeypatch.setattr(load_packed, "LARGER", 0.5)
     assert kind() == "llama.cpp", "as it would take more memory"
