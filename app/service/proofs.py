@@ -23,6 +23,7 @@ from app.service.core import Core
 from app.service.history import FinishedAnswer
 from app.service.jobs import Task
 from app.service.model_swap import Swap
+from app.service.preferences import Preferences
 from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Reruns, reruns
 from engine.engine import Measured, Request, Started
@@ -31,6 +32,7 @@ from engine.methods import PLAIN
 from engine.metrics import summarise
 from engine.queue import Waiting
 from engine.runs import PlainSpeed, Verdict, verdict, worth
+from engine.settings import Generation
 from engine.types import Message, Run
 from storage.conversations import Conversations
 from storage.traces import Traces
@@ -203,6 +205,15 @@ class Proofs:
             pair = pair if sides[LEFT].method == PLAIN else (pair[RIGHT], pair[LEFT])
             gained = worth([pair])
         self.core.history.save_runs(owner, *pair, gained=gained)
+
+    def first_answers(self, owner: str, prompt: str, tokens: int, task: Task) -> Pairs:
+        """Pairs of answers to a prompt of at most so many tokens, plain and by the default method,
+        which know of nothing. They have a new seed, and the sampler that the model's makers
+        recommend."""
+        chosen = Preferences(Generation(self.core.current.info.sampling, tokens))
+        message = Message("user", prompt)
+        request = Request((message,), (), chosen.seeded(), chosen.chosen(), None, owner)
+        return self.pairs(plain_and(request), Measured(), task)
 
     def pairs(
         self,

@@ -25,11 +25,9 @@ from app.service.draft_models import amount
 from app.service.jobs import Job, Stop, Task
 from app.service.jobs import Progress as Making
 from app.service.models import PADDED, Loading, Models, not_loaded, title_of
-from app.service.preferences import Preferences
-from app.service.proofs import Proofs, plain_and
+from app.service.proofs import Proofs
 from engine.compare import Speedup
 from engine.drafting.ceiling import LIKELY, ceiling
-from engine.engine import Measured, Request
 from engine.errors import Cancelled, ModelError, first_line
 from engine.machine import physical_cores
 from engine.metrics import summarise
@@ -39,8 +37,8 @@ from engine.native import multiplies_few_bits
 from engine.process import command, death, environment
 from engine.queue import Waiting
 from engine.runs import Verdict, verdict, worth
-from engine.settings import Generation, Runtime
-from engine.types import Message, Run
+from engine.settings import Runtime
+from engine.types import Run
 
 SIZE = "0.5b"
 """A key of engine.models.shape.SHAPES."""
@@ -249,12 +247,7 @@ class Races:
 
     def recorded(self, owner: str, task: Task) -> Iterator[Progress | Waiting | Race]:
         current, models = self.core.current, self.core.models
-        # With a new seed, and the sampler that the model's makers recommend.
-        chosen = Preferences(Generation(current.info.sampling, TOKENS))
-        request = Request(
-            (Message("user", PROMPT),), (), chosen.seeded(), chosen.chosen(), None, owner
-        )
-        pairs = self.proofs.pairs(plain_and(request), Measured(), task)
+        pairs = self.proofs.first_answers(owner, PROMPT, TOKENS, task)
         model = models.source, models.runtime
         for item in pairs.compare(1):
             yield item

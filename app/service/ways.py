@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 
 from app.service.comparison import Progress as Runs
 from app.service.jobs import Job, Progress, Slot, Task
-from app.service.preferences import Preferences
-from app.service.proofs import Proofs, plain_and
+from app.service.proofs import Proofs
 from engine.backends.base import BackendInfo
-from engine.engine import Measured, Request
 from engine.errors import Cancelled, ModelError
 from engine.metrics import summarise
 from engine.models.gguf_files import ENDING
 from engine.native import multiplies_few_bits
 from engine.queue import Waiting
 from engine.servers.client import is_address
-from engine.settings import Generation, Runtime
-from engine.types import Message, Run
+from engine.settings import Runtime
+from engine.types import Run
 
 ABOUT = "ways"
 """The `about` of its task; no conversation has this id."""
@@ -176,13 +174,9 @@ class Ways:
 
     def paces(self, owner: str, task: Task) -> tuple[float, float]:
         """The tokens per second of all prompts, plainly and with drafts."""
-        current, seconds, tokens = self.core.current, [0.0, 0.0], [0, 0]
-        chosen = Preferences(Generation(current.info.sampling, TOKENS))
+        seconds, tokens = [0.0, 0.0], [0, 0]
         for prompt in PROMPTS:
-            request = Request(
-                (Message("user", prompt),), (), chosen.seeded(), chosen.chosen(), None, owner
-            )
-            pairs = self.proofs.pairs(plain_and(request), Measured(), task)
+            pairs = self.proofs.first_answers(owner, prompt, TOKENS, task)
             for side, run in enumerate(finished(pairs.compare(1))):
                 seconds[side] += summarise(run).seconds
                 tokens[side] += len(run.tokens)

@@ -8,7 +8,7 @@ from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.current import NO_HEAD, drafters, mixture, verified
 from app.service.draft_models import amount
 from app.service.models import Candidate, is_padded
-from app.service.ways import computed_by
+from app.service.ways import LLAMA_CPP, computed_by
 from app.web.markup import Facts, billions, facts, finding, fine_print, millions, template
 from assets import ASSETS
 from engine.backends.base import BackendInfo
@@ -18,7 +18,7 @@ from engine.models.memory import Need
 from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.servers.client import is_address
 
-FLOAT32, GGUF = "float32", "llama.cpp"
+FLOAT32 = "float32"
 HALVES = ("bfloat16", "float16")
 DRAFT_SIZES = 3, 7, 15
 """The numbers of drafted tokens whose verification cost is shown."""
@@ -97,7 +97,9 @@ def verifying(info: BackendInfo, points: Mapping[int, float], other_files: bool 
         f"Verifying {nodes} drafted tokens takes {times} times as long here as computing one{why}. "
         f"So drafts of which {100 * LIKELY:.0f} % are accepted make it {gain}."
     )
-    quantized = info.kind == GGUF and info.dtype.startswith(QUANTIZED) and info.dtype not in CHEAP
+    quantized = (
+        info.kind == LLAMA_CPP and info.dtype.startswith(QUANTIZED) and info.dtype not in CHEAP
+    )
     if other_files and quantized and info.device == "cpu" and best.speedup < LITTLE:
         text += (
             f" On a processor {' and '.join(CHEAP)} files of the same model verify faster than "
@@ -121,7 +123,7 @@ def fewer_bits(info: BackendInfo) -> str:
     compiled core; "" for any other."""
     if info.device != "cpu" or not multiplies_few_bits() or info.parameters < LARGE:
         return ""
-    gains = info.kind == GGUF and verifies_cheaply()
+    gains = info.kind == LLAMA_CPP and verifies_cheaply()
     gains = gains or info.kind == "transformers" and info.dtype in ROUNDABLE
     return info.kind if gains else ""
 
@@ -133,7 +135,7 @@ def choice(candidate: Candidate) -> tuple[str, str]:
         size = amount(candidate.bytes)
     else:
         size = f"{amount(candidate.download)} to download" if candidate.download else LATER
-    kind = "GGUF" if candidate.kind == GGUF else candidate.kind
+    kind = "GGUF" if candidate.kind == LLAMA_CPP else candidate.kind
     parts = [candidate.name, kind, size, *(["loaded"] if candidate.loaded else [])]
     return " · ".join(parts), candidate.source
 

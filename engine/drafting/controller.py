@@ -243,7 +243,7 @@ class DraftController:
     def unchanged(self) -> int:
         """After this step of a pause, the steps for which all ways to draft remain idle."""
         ends = [self.left(name) - (HEARD if name == HEAD else 0) for name in self.ways]
-        ends += [gain.backoff for gain in map(self.gains.get, self.ways) if gain and gain.backoff]
+        ends += [self.gains[name].backoff for name in self.ways if self.backing_off(name)]
         return max(0, min(ends) - 1)
 
     def wake(self) -> None:
@@ -367,8 +367,7 @@ class DraftController:
         head = step.look_ups.get(HEAD, 0.0)
         # The time of models does not count as the cost of nodes from databases.
         looking = step.draft_seconds - learning - sum(models) - head
-        settling = accepting if nodes else 0.0
-        rest = step.sample_seconds + step.other_seconds - settling
+        rest = step.sample_seconds + step.other_seconds - (accepting if nodes else 0.0)
         # After a call of the head everything takes longer, which is the head's cost.
         if HEAD not in step.levels and (nodes or STEADY <= since < STEADY + COUNTED):
             self.costs.observe(nodes, verify, looking, learning + rest)
@@ -380,25 +379,32 @@ class DraftController:
         databases = (looking + learning) / plain
         # The step that left tokens unread has paid for them.
         read = self.costs.seconds(nodes + self.unread) - self.costs.rereading(self.unread)
-        rows = (self.costs.seconds(nodes) - plain) / plain
         undoing = self.undoing(nodes, accepting, unread)
         emitted = len(step.tokens)
         extra = self.plain_time.extra(nodes, emitted, rest)
-        if not nodes and self.active and since:
-            # A forward takes longer after look-ups, also if these find nothing.
-            extra += min(verify, SURPRISE * plain) - plain
+        extra += self.slowed(nodes, since, verify, plain)
         took = (read + undoing + sum(models) + head + extra) / plain + databases
         self.least = LEAST - undoing / plain
         later = emitted * gate.learn_and_calibrate_seconds / plain
         # What the format demands is no gain of any way to draft.
-        took += guessed(step, SCHEMA, rows)
+        took += guessed(step, SCHEMA, self.costs.seconds(nodes) / plain - 1)
         winner = STACK if models else DATABASES
         alone = step.draft_seconds - sum(models) + verify + rest
         head_share = self.of_head(step, alone) if HEAD in step.levels else None
         if nodes and self.forced == DATABASES:
-            pays = emitted > took
-            gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
+            self.settle_forced(emitted > took)
         self.weigh(winner, emitted - took, databases, head_share, later)
+
+    def slowed(self, nodes: int, since: int, verify: float, plain: float) -> float:
+        """The seconds by which a forward without drafts took longer because of look-ups that found
+        nothing. After a step that drafted, they are in `CostCurve.returning`."""
+        looked = not nodes and self.active and since
+        return min(verify, SURPRISE * plain) - plain if looked else 0.0
+
+    def settle_forced(self, pays: bool) -> None:
+        if self.costs is not None:
+            gate = self.costs.gate
+            gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
 
     def of_head(self, step: Step, seconds: float) -> float:
         """What the calls of the head in a step saved, in plain steps. Without the time of draft

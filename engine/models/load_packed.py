@@ -199,7 +199,7 @@ def flat(tensor: Tensor) -> Tensor:
 def suits(path: Path, runtime: Runtime) -> bool:
     """Whether a GGUF file is better computed by the core than by llama.cpp: it is of a known
     family, its matrices have few bits and nearly keep their size, and no head is named, which would
-    not draft here. A head in its folder gains less in llama.cpp than the core does (docs/log.md).
+    not draft here. A head in its folder gained less in llama.cpp than the core does (docs/log.md).
     False for a file that cannot be read."""
     try:
         file = File(path)

@@ -25,10 +25,9 @@ from engine.servers.client import is_address, parsed, resolve_address
 from engine.settings import Runtime, Sampling
 
 DEFAULT_RUNTIME = Runtime()
-MOST_AT_ONCE = 4
-"""The most answers at once that are not asked for: further ones add little to the tokens per second
-of all (docs/benchmarks.md), and each becomes slower."""
 """The default settings."""
+MOST_AT_ONCE = 4
+"""The most answers at once if their number is left open. The more there are, the slower each is."""
 CONFIG = "config.json"
 LEVELS, RESULTS, ENTRIES = 4, 500, 100_000
 """The depth of a scan, the most models that it returns, and the most names that it reads."""

@@ -43,7 +43,7 @@ def suggestion(found: Found) -> str:
         return f"{text}, {100 * (found.least - 1):.0f} %."
     times = best.fastest / usual.fastest
     return (
-        f"With {title(best.runtime)} it answers {times:.1f} times as fast as now. Press Load to "
+        f"With {title(best.runtime)} it answers {times:.2f} times as fast as now. Press Load to "
         "use it so."
     )
 
