@@ -38,4 +38,9 @@ def multiplies_few_bits() -> bool:
 def verifies_cheaply() -> bool:
     """Whether the core computes a few rows in little more than the time of one: with VNNI
     instructions, but not with AVX2 alone. On ARM this was never measured."""
-    return multiplies_few_bits() and core.levels()[-1] in ("avxvnni", "avx512")
+    return multiplies_few_bits() and core.levels()[-1] in ("avxvnni", "avx512", "amx")
+
+
+def has_tiles() -> bool:
+    """Whether the core multiplies many rows by the tiles of Intel's AMX."""
+    return multiplies_few_bits() and core.levels()[-1] == "amx"

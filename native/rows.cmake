@@ -30,6 +30,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
     add_rows(avxvnni -mavx2 -mf16c -mavxvnni)
     target_compile_definitions(rows PRIVATE AVXVNNI_ROWS)
   endif()
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag(-mamx-int8 COMPILES_AMX)
+  if(COMPILES_AMX AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    add_rows(amx -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
+        -mprefer-vector-width=512)
+    target_compile_definitions(rows PRIVATE AMX_ROWS)
+  endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
   # A compiler for Apple's processors takes all of their instructions, if it is not told.
   add_rows(plain -march=armv8-a)

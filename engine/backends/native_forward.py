@@ -26,7 +26,7 @@ from engine.backends.quantised import PackedLinear
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.errors import first_line
-from engine.native import core
+from engine.native import core, has_tiles
 from engine.settings import Sampling
 from engine.tree import Tree
 
@@ -37,7 +37,8 @@ MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 CHUNK = 64
 """Rows of a prompt that are read at a time; a cancelled prompt ends after one of these. If
 the trees of several sequences have more rows, they are divided among forwards: further rows save no
-time, and the memory for intermediate results, which is kept, grows with them."""
+time, and the memory for intermediate results, which is kept, grows with them. Tiles are through with
+the weights so soon that twice as many rows of a prompt pay."""
 SHARE = 0.15
 """How far a row of logits may be from that of torch, as a share of its norm: where a sum rounds
 differently, an input of a product may round to the next of its 8 bits. A wrong mask or position
@@ -108,7 +109,7 @@ class NativeForwards:
     """A model whose forwards the core computes, as OtherForwards of its sequences."""
 
     nodes: int | None = None
-    chunk: int | None = CHUNK
+    chunk: int | None
     exact = at_once = True
 
     def __init__(self, backend: TransformersBackend) -> None:
@@ -122,6 +123,7 @@ class NativeForwards:
         self.modules[id(self.embedding)] = -1
         self.shape = len(layers), config.num_key_value_heads, int(first.head_dim)
         self.capacity = context + TREE_ROWS
+        self.chunk = 2 * CHUNK if has_tiles() else CHUNK
         sizes = [
             *(config.hidden_size, config.intermediate_size),
             *(config.num_attention_heads, *self.shape[1:], config.vocab_size),

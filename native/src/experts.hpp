@@ -52,10 +52,12 @@ struct Experts {
     }
 
     int all() const { return rows * chosen; }
-    // The inputs of a group, of so many numbers each.
-    Inputs of(int group, int numbers) const {
+    // The inputs of a group to its part of a matrix.
+    Inputs of(int group, const Matrix &matrix) const {
         const int first = firsts[group], many = firsts[group + 1] - first;
-        return Inputs::at(inputs + Inputs::bytes(first, padded(numbers)), many, padded(numbers));
+        const int numbers = padded(matrix.inputs);
+        return Inputs::at(inputs + Inputs::bytes(first, numbers), many, numbers,
+                          many >= TILE && in_tiles(many, matrix));
     }
 };
 
@@ -102,6 +104,7 @@ INLINE void multiply_groups(const Team &team, const Experts &all, const Product 
                             int count) {
     const Matrix &first = *products->matrix;
     const int blocks = first.blocks() / all.count;
+    const Tiles tiles(in_tiles(all.all(), first));
     team.each(all.groups * count * blocks, [&](int at) {
         const int group = at / blocks / count;
         const Product &product = products[at / blocks % count];
@@ -109,7 +112,7 @@ INLINE void multiply_groups(const Team &team, const Experts &all, const Product 
         part.outputs /= all.count;
         part.numbers += size_t(all.experts[group]) * blocks * part.block_bytes();
         part.scales += size_t(all.experts[group]) * blocks * part.scale_bytes();
-        multiply_block(part, all.of(group, part.inputs), at % blocks,
+        multiply_block(part, all.of(group, part), at % blocks,
                        product.out + size_t(all.firsts[group]) * part.width(), product.onto);
     });
 }
@@ -121,7 +124,7 @@ INLINE void mix_experts(const Team &team, Experts &all, const Layer &layer, cons
     team.each(1, [&](int) { sort_rows(all); });
     team.each(all.all(), [&](int place) {
         const int group = all.group_at[place], row = place - all.firsts[group];
-        all.of(group, all.width).copy(row, inputs, all.row_at[place]);
+        all.of(group, *layer.gate).copy(row, inputs, all.row_at[place]);
     });
     const Product two[] = {{layer.gate, all.gate, false}, {layer.up, all.up, false}};
     multiply_groups(team, all, two, 2);
@@ -132,7 +135,8 @@ INLINE void mix_experts(const Team &team, Experts &all, const Layer &layer, cons
         const int left = all.inner - first;
         float values[GROUP];
         open_gate(all.gate + from, all.up + from, left < GROUP ? left : GROUP, values);
-        all.of(group, all.inner).take(place - all.firsts[group], at % parts, values, all.inner);
+        const Inputs to = all.of(group, *layer.down);
+        to.take(place - all.firsts[group], at % parts, values, all.inner);
     });
     const Product down{layer.down, all.out, false};
     multiply_groups(team, all, &down, 1);
@@ -161,9 +165,10 @@ struct Mixing {
 void mix(const Layer &layer, int count, const float *states, int rows, const int64_t *choices,
          const float *shares, int chosen, float *out, int threads) {
     const int width = layer.gate->inputs;
-    char *bytes = room.of(Inputs::bytes(rows, padded(width)));
+    char *bytes = room.of(Inputs::most_bytes(rows, padded(width)));
+    const bool tiled = in_tiles(rows, *layer.gate);
     Mixing all{layer, states, Experts(rows, count, chosen, width, layer.down->inputs),
-               Inputs::at(bytes, rows, padded(width)), out, Meeting(threads)};
+               Inputs::at(bytes, rows, padded(width), tiled), out, Meeting(threads)};
     for (int i = 0; i < rows * chosen; ++i) {
         all.experts.choices[i] = int(choices[i]);
         all.experts.shares[i] = shares[i];

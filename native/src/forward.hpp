@@ -19,7 +19,10 @@ struct Work {
 
     int rows() const { return forward.rows; }
     const Shape &shape() const { return model.shape; }
-    Inputs of(int count) const { return Inputs::at(inputs, rows(), padded(count)); }
+    // The inputs to a matrix.
+    Inputs of(const Matrix *matrix) const {
+        return Inputs::at(inputs, rows(), padded(matrix->inputs), in_tiles(rows(), *matrix));
+    }
 };
 
 // The cache of a span, for one head of keys in one layer.
@@ -52,20 +55,23 @@ INLINE void normalise(const float *values, const float *weights, int width, floa
     for (int i = 0; i < width; i += LANES) store(out + i, load(values + i) * by * load(weights + i));
 }
 
-INLINE void take_norms(const Team &team, const Work &work, const float *weights) {
+// The norms of all rows, rounded for the matrix that reads them, if there is one.
+INLINE void take_norms(const Team &team, const Work &work, const float *weights,
+                       const Matrix *to) {
     const int width = work.shape().width;
-    const Inputs inputs = work.of(width);
+    const Inputs inputs = to ? work.of(to) : Inputs{};
     team.each(work.rows(), [&](int row) {
         float *out = work.normed + size_t(row) * width;
         normalise(work.forward.states + size_t(row) * width, weights, width, work.shape().eps, out);
-        for (int g = 0; g * GROUP < width; ++g) inputs.take(row, g, out + g * GROUP, width);
+        for (int g = 0; to && g * GROUP < width; ++g)
+            inputs.take(row, g, out + g * GROUP, width);
     });
 }
 
 // The embeddings and the states of all rows, normed and side by side.
 INLINE void take_pairs(const Team &team, const Work &work, const Layer &layer) {
     const int width = work.shape().width, both = 2 * width;
-    const Inputs inputs = work.of(both);
+    const Inputs inputs = work.of(layer.query);
     team.each(work.rows(), [&](int row) {
         float *out = work.normed + size_t(row) * both;
         float *states = work.forward.states + size_t(row) * width;
@@ -78,11 +84,11 @@ INLINE void take_pairs(const Team &team, const Work &work, const Layer &layer) {
     });
 }
 
-// Round rows of `count` numbers, which `fill(row, first, many, out)` computes a group at a time.
+// Round rows of inputs to a matrix, which `fill(row, first, many, out)` computes a group at a time.
 template <class Fill>
-INLINE void take_groups(const Team &team, const Work &work, int count, Fill fill) {
-    const Inputs inputs = work.of(count);
-    const int groups = padded(count) / GROUP;
+INLINE void take_groups(const Team &team, const Work &work, const Matrix *to, Fill fill) {
+    const Inputs inputs = work.of(to);
+    const int count = to->inputs, groups = padded(count) / GROUP;
     team.each(work.rows() * groups, [&](int at) {
         float values[GROUP];
         const int first = at % groups * GROUP, left = count - first;
@@ -267,17 +273,14 @@ INLINE void compute_layer(const Team &team, const Work &work, int number) {
     const Shape &shape = work.shape();
     float *states = work.forward.states;
     const int attended = shape.heads * shape.size;
-    int inputs = shape.width;
-    if (layer.beside) {
+    if (layer.beside)
         take_pairs(team, work, layer);
-        inputs *= 2;
-    } else {
-        take_norms(team, work, layer.before);
-    }
+    else
+        take_norms(team, work, layer.before, layer.query);
     const Product three[] = {{layer.query, work.query, false},
                              {layer.key, work.key, false},
                              {layer.value, work.value, false}};
-    multiplied(team, work.of(inputs), three, 3);
+    multiplied(team, work.of(layer.query), three, 3);
     const std::vector<Span> &spans = work.forward.spans;
     team.each(shape.shared * int(spans.size()), [&](int at) {
         place(work, number, at % shape.shared, spans[at / shape.shared]);
@@ -290,26 +293,26 @@ INLINE void compute_layer(const Team &team, const Work &work, int number) {
         for (; unit >= units_of(*span); ++span) unit -= units_of(*span);
         attend(work, number, at % shape.shared, *span, unit * TOGETHER);
     });
-    take_groups(team, work, attended, [&](int row, int first, int many, float *out) {
+    take_groups(team, work, layer.output, [&](int row, int first, int many, float *out) {
         const float *from = work.mixed + size_t(row) * attended + first;
         __builtin_memcpy(out, from, many * sizeof(float));
     });
     const Product back{layer.output, states, true};
-    multiplied(team, work.of(attended), &back, 1);
-    take_norms(team, work, layer.between);
+    multiplied(team, work.of(layer.output), &back, 1);
+    take_norms(team, work, layer.between, layer.gate);
     if (layer.router) {
         route(team, work, layer.router);
-        mix_experts(team, *work.experts, layer, work.of(shape.width), states, true);
+        mix_experts(team, *work.experts, layer, work.of(layer.gate), states, true);
         return;
     }
     const Product two[] = {{layer.gate, work.gate, false}, {layer.up, work.up, false}};
-    multiplied(team, work.of(shape.width), two, 2);
-    take_groups(team, work, shape.inner, [&](int row, int first, int many, float *out) {
+    multiplied(team, work.of(layer.gate), two, 2);
+    take_groups(team, work, layer.down, [&](int row, int first, int many, float *out) {
         const size_t at = size_t(row) * shape.inner + first;
         open_gate(work.gate + at, work.up + at, many, out);
     });
     const Product down{layer.down, states, true};
-    multiplied(team, work.of(shape.inner), &down, 1);
+    multiplied(team, work.of(layer.down), &down, 1);
 }
 
 INLINE void keep(const Team &team, const Work &work, size_t tap, const float *from) {
@@ -329,11 +332,10 @@ void compute_all(const Team &team, const Work &work) {
         keep(team, work, number, work.forward.states);
     }
     if (!work.forward.logits && !work.forward.taps[count]) return;
-    take_norms(team, work, work.model.norm);
-    keep(team, work, count, work.normed);
-    if (!work.forward.logits) return;
     const Product logits{work.model.head, work.forward.logits, false};
-    multiplied(team, work.of(work.shape().width), &logits, 1);
+    take_norms(team, work, work.model.norm, logits.out ? logits.matrix : nullptr);
+    keep(team, work, count, work.normed);
+    if (logits.out) multiplied(team, work.of(logits.matrix), &logits, 1);
 }
 
 void compute(const Model &model, Forward &forward, int threads) {
@@ -345,7 +347,8 @@ void compute(const Model &model, Forward &forward, int threads) {
     widest = widest > shape.inner ? widest : shape.inner;
     size_t numbers = 0;
     for (int width : widths) numbers += size_t(width) * forward.rows;
-    char *bytes = room.of(sizeof(float) * numbers + Inputs::bytes(forward.rows, padded(widest)));
+    const size_t inputs = Inputs::most_bytes(forward.rows, padded(widest));
+    char *bytes = room.of(sizeof(float) * numbers + inputs);
     float *at[7] = {(float *)bytes};
     for (int i = 1; i < 7; ++i) at[i] = at[i - 1] + size_t(widths[i - 1]) * forward.rows;
     Experts experts(forward.rows, shape.experts, shape.chosen, shape.width, shape.small);

@@ -1,13 +1,32 @@
 // Which sets of instructions this processor has.
 #include "rows.hpp"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(AMX_ROWS)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 
 namespace rows {
+
+#if defined(AMX_ROWS)
+namespace {
+
+// Whether the processor has tiles, the system saves them, and lets this program use them: Linux gives
+// their 8 KB only to those that ask (ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA).
+bool has_amx() {
+    unsigned a, b, c, d, state, high;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return false;
+    __asm__("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
+    return (state >> 17 & 3) == 3 && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+
+}  // namespace
+#endif
 
 #if defined(ARM_ROWS)
 namespace {
@@ -44,6 +63,9 @@ std::vector<std::pair<std::string, const Level *>> find_levels() {
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512vnni"))
         found.emplace_back("avx512", &avx512);
+#if defined(AMX_ROWS)
+    if (found.back().second == &avx512 && has_amx()) found.emplace_back("amx", &amx);
+#endif
 #endif
 #if defined(ARM_ROWS)
     if (has_dotprod()) found.emplace_back("dotprod", &dotprod);

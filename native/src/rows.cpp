@@ -246,6 +246,19 @@ INLINE Weights high(Weights both) {
 
 #endif
 
+// Rows of a tile, and words of a row of it.
+constexpr int TILE = 16, SLAB = 16;
+
+// Whether so many rows are multiplied with a matrix by tiles. Those of small groups save few sums.
+INLINE bool in_tiles(int rows, const Matrix &matrix) {
+#if defined(__AMX_INT8__)
+    return rows >= (matrix.fine ? 32 : 3);
+#else
+    (void)rows, (void)matrix;
+    return false;
+#endif
+}
+
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool PAIRS = true;
 #else
@@ -317,21 +330,31 @@ struct Several<M, BITS, ZERO, true> {
 #endif
 
 // Rows of inputs in 8 bits. Words of 4 inputs have the order (words, rows): so the rows of a step are
-// neighbours, however long they are, and do not fall into the same places of the cache.
+// neighbours, however long they are, and do not fall into the same places of the cache. For tiles it
+// is (slabs of words, lines, SLAB); there are as many lines as rows, and at least TILE.
 struct Inputs {
-    int rows, count;  // whole groups of them
+    int rows, lines, count;  // count: whole groups
+    bool tiled;
     int32_t *words;
-    float *scales;  // (groups, rows)
-    int32_t *sums;  // (groups of FINE, rows), times -8
+    float *scales;  // (groups, lines)
+    int32_t *sums;  // (groups of FINE, lines), times -8
 
     static size_t bytes(int rows, int count) {
-        return size_t(rows) * (count + count / GROUP * 4 + count / FINE * 4) + 64;
+        const int each = count + count / GROUP * 4 + count / FINE * 4;
+        return size_t(rows) * ((each + 63) / 64 * 64) + 64;
     }
-    static Inputs at(char *room, int rows, int count) {
-        Inputs found{rows, count, (int32_t *)room, nullptr, nullptr};
-        found.scales = (float *)(room + size_t(rows) * count);
-        found.sums = (int32_t *)(found.scales + size_t(rows) * (count / GROUP));
+    static size_t most_bytes(int rows, int count) { return bytes(rows < TILE ? TILE : rows, count); }
+    static Inputs at(char *room, int rows, int count, bool tiled) {
+        room += -uintptr_t(room) % 64;
+        Inputs found{rows, tiled && rows < TILE ? TILE : rows, count, tiled, (int32_t *)room,
+                     nullptr, nullptr};
+        found.scales = (float *)(room + size_t(found.lines) * count);
+        found.sums = (int32_t *)(found.scales + size_t(found.lines) * (count / GROUP));
         return found;
+    }
+    size_t place(int row, int word) const {
+        if (!tiled) return size_t(word) * lines + row;
+        return (size_t(word / SLAB) * lines + row) * SLAB + word % SLAB;
     }
 
     // Round one group of one row. Of a row of `all` numbers, what the last group lacks is 0.
@@ -345,33 +368,41 @@ struct Inputs {
         }
         const float peak = peak_of(values, GROUP), by = factor(peak);
         if (!(by > 0)) values = zeros;
-        for (int fine = group * GROUP; fine < (group + 1) * GROUP; fine += FINE) {
+        int32_t *to = words + place(row, group * GROUP / STEP);
+        for (int fine = 0; fine < GROUP; fine += FINE) {
             Whole sum = {};
-            for (int k = 0; k < FINE; k += LANES) {
-                const Whole whole = rounded(load(values + fine % GROUP + k) * by);
+            for (int k = fine; k < fine + FINE; k += LANES) {
+                const Whole whole = rounded(load(values + k) * by);
                 sum += whole;
                 int8_t narrow[LANES];
                 int32_t four[LANES / STEP];
                 store_bytes(narrow, whole);
                 __builtin_memcpy(four, narrow, sizeof four);
-                for (int i = 0; i < LANES / STEP; ++i)
-                    words[size_t((fine + k) / STEP + i) * rows + row] = four[i];
+                const int word = k / STEP;
+                if (tiled)
+                    __builtin_memcpy(to + word / SLAB * size_t(lines) * SLAB + word % SLAB, four,
+                                     sizeof four);
+                else
+                    for (int i = 0; i < LANES / STEP; ++i) to[size_t(word + i) * lines] = four[i];
             }
             int32_t each[LANES], total = 0;
             store(each, sum);
             for (int32_t one : each) total += one;
-            sums[size_t(fine / FINE) * rows + row] = -8 * total;
+            sums[size_t((group * GROUP + fine) / FINE) * lines + row] = -8 * total;
         }
-        scales[size_t(group) * rows + row] = peak / 127.0f;
+        scales[size_t(group) * lines + row] = peak / 127.0f;
+        for (int empty = rows; row == 0 && empty < lines; ++empty)
+            scales[size_t(group) * lines + empty] = 0.0f;
     }
 
     // Take a row of others, of as many numbers.
     INLINE void copy(int row, const Inputs &others, int other) const {
+        for (int i = 0; i < count / STEP; ++i)
+            words[place(row, i)] = others.words[others.place(other, i)];
         const auto each = [&](auto *to, const auto *from, int many) {
             for (int i = 0; i < many; ++i)
-                to[size_t(i) * rows + row] = from[size_t(i) * others.rows + other];
+                to[size_t(i) * lines + row] = from[size_t(i) * others.lines + other];
         };
-        each(words, others.words, count / STEP);
         each(scales, others.scales, count / GROUP);
         each(sums, others.sums, count / FINE);
     }
@@ -400,7 +431,7 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     constexpr int ZERO = FROM_ZERO ? 0 : 1 << (BITS - 1);
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
-    const int rows = inputs.rows;
+    const int rows = inputs.lines;
     const int32_t *words = inputs.words + row, *less = inputs.sums + row;
     for (int first = 0; first < inputs.count; first += SPAN) {
         Several<M, BITS, ZERO> sums;
@@ -425,25 +456,54 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     }
 }
 
+// Room for what a call computes.
+struct Room {
+    char *bytes = nullptr;
+    size_t size = 0;
+    ~Room() { __builtin_free(bytes); }
+    char *of(size_t wanted) {
+        if (wanted > size) {
+            __builtin_free(bytes);
+            bytes = (char *)__builtin_malloc(size = wanted + wanted / 4);
+            if (!bytes) __builtin_trap();
+        }
+        return bytes;
+    }
+};
+
+// Of each thread that calls.
+static thread_local Room room;
+
+#if defined(__AMX_INT8__)
+#include "tiles.hpp"
+#else
+struct Tiles {
+    explicit Tiles(bool) {}
+};
+template <int BITS, int SPAN, bool LOWS>
+INLINE void block_in_tiles(const Matrix &, const Inputs &, int, float *, bool) {}
+#endif
+
 template <int BITS, int SPAN, bool LOWS>
 INLINE void block(const Matrix &matrix, const Inputs &inputs, int at, float *out, bool onto) {
+    if (inputs.tiled) return block_in_tiles<BITS, SPAN, LOWS>(matrix, inputs, at, out, onto);
     const uint8_t *from = matrix.numbers + at * matrix.block_bytes();
     const uint8_t *scales = matrix.scales + at * matrix.scale_bytes();
     const float *bias = matrix.bias ? matrix.bias + at * CHANNELS : nullptr;
     const int width = matrix.width(), rows = inputs.rows;
     out += at * CHANNELS;
     int row = 0;
-#define TILES(M)                                                                                  \
+#define EACH(M)                                                                                  \
     if (M <= MOST)                                                                                \
         for (; row + M <= rows; row += M)                                                         \
             tile<(M <= MOST ? M : 1), BITS, SPAN, LOWS>(from, scales, inputs, row, bias, out,     \
                                                         width, onto);
-    TILES(16)
-    TILES(8)
-    TILES(4)
-    TILES(2)
-    TILES(1)
-#undef TILES
+    EACH(16)
+    EACH(8)
+    EACH(4)
+    EACH(2)
+    EACH(1)
+#undef EACH
 }
 
 // One product of some, all of the same inputs.
@@ -470,6 +530,7 @@ INLINE void multiply_block(const Matrix &matrix, const Inputs &inputs, int at, f
 INLINE void multiplied(const Team &team, const Inputs &inputs, const Product *products, int count) {
     int blocks = 0;
     for (int i = 0; i < count; ++i) blocks += products[i].matrix->blocks();
+    const Tiles tiles(inputs.tiled);
     team.each(blocks, [&](int at) {
         const Product *product = products;
         for (; at >= product->matrix->blocks(); ++product) at -= product->matrix->blocks();
@@ -484,24 +545,6 @@ INLINE void take_rows(const Team &team, const Inputs &inputs, const float *value
     });
 }
 
-// Room for what a call computes.
-struct Room {
-    char *bytes = nullptr;
-    size_t size = 0;
-    ~Room() { __builtin_free(bytes); }
-    char *of(size_t wanted) {
-        if (wanted > size) {
-            __builtin_free(bytes);
-            bytes = (char *)__builtin_malloc(size = wanted + wanted / 4);
-            if (!bytes) __builtin_trap();
-        }
-        return bytes;
-    }
-};
-
-// Of each thread that calls.
-static thread_local Room room;
-
 struct Multiplication {
     const float *values;
     const Matrix &matrix;
@@ -512,8 +555,8 @@ struct Multiplication {
 
 void multiply(const float *values, int rows, const Matrix &matrix, float *out, int threads) {
     const int count = padded(matrix.inputs);
-    char *bytes = room.of(Inputs::bytes(rows, count));
-    Multiplication all{values, matrix, Inputs::at(bytes, rows, count),
+    char *bytes = room.of(Inputs::most_bytes(rows, count));
+    Multiplication all{values, matrix, Inputs::at(bytes, rows, count, in_tiles(rows, matrix)),
                        {&matrix, out, false}, Meeting(threads)};
     in_parallel(threads, [](void *work) {
         Multiplication &all = *static_cast<Multiplication *>(work);

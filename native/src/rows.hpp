@@ -120,7 +120,7 @@ struct Level {
     void (*pack)(const float *weights, const Matrix &matrix, int first, int outputs, int threads);
 };
 
-extern const Level plain, avx2, avxvnni, avx512, dotprod, i8mm;
+extern const Level plain, avx2, avxvnni, avx512, amx, dotprod, i8mm;
 // Those that this processor can run, by their names; the last one is the fastest.
 std::vector<std::pair<std::string, const Level *>> find_levels();
 

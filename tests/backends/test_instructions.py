@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import native
-from engine.native import core, multiplies_few_bits, verifies_cheaply
+from engine.native import core, has_tiles, multiplies_few_bits, verifies_cheaply
 from tests.conftest import ROOT
 
 
@@ -66,6 +66,7 @@ class Levels:
         (["avx2"], True, False),
         (["avx2", "avxvnni"], True, True),
         (["avx2", "avx512"], True, True),
+        (["avx2", "avx512", "amx"], True, True),
         (["dotprod"], True, False),
         (["dotprod", "i8mm"], True, False),
     ],
@@ -76,3 +77,4 @@ def test_what_is_expected_of_a_processor(
     """Nothing was measured on ARM, so what llama.cpp computes there is left to it."""
     monkeypatch.setattr(native, "core", Levels(*names))
     assert (multiplies_few_bits(), verifies_cheaply()) == (fast, cheap)
+    assert has_tiles() == ("amx" in names)

@@ -702,9 +702,10 @@ def test_a_cancelled_prompt_ends_after_a_part_of_it(families: dict[str, Any]) ->
         asked[0] += 1
         return asked[0] > 1
 
-    text = prompt_of(3 * native_forward.CHUNK, 160)
+    part = sequence.captured.chunk
+    text = prompt_of(3 * part, 160)
     filled = sequence.prefill(text, cancelled)
-    assert not filled.complete and sequence.cached == text[: native_forward.CHUNK]
+    assert not filled.complete and sequence.cached == text[:part]
     expected = after(families["llama"].open(), text)
     assert np.array_equal(after(sequence, text), expected)
 
