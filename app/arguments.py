@@ -1,7 +1,8 @@
 """The command line: options and commands.
 
 `strata` opens the page, `strata serve` serves other programs alone, `strata keys` manages their
-keys. Imports nothing heavy, so that `--help` answers at once.
+keys, and `strata ways` measures in which ways a model can run. Imports nothing heavy, so that
+`--help` answers at once.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from assets import ASSETS
@@ -59,11 +61,12 @@ class Options:
         return self.share or not is_local(self.host)
 
 
-SERVE, KEYS, VLLM = "serve", "keys", "vllm"
+SERVE, KEYS, WAYS, VLLM = "serve", "keys", "ways", "vllm"
 """Commands, the first word of a command line. Without one the page opens."""
 COMMANDS = f"""commands:
   {SERVE:<8} answer other programs, as OpenAI's API does, without a page (strata {SERVE} --help)
   {KEYS:<8} make, list and revoke the keys of other programs (strata {KEYS} --help)
+  {WAYS:<8} measure which way to run a model is the fastest here (strata {WAYS} --help)
   {VLLM:<8} serve a model with vLLM, drafting for it (strata {VLLM} --help)
 """
 
@@ -79,10 +82,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and colon and password):
         parser.error(f"--auth {auth!r} is not of the form USER:PASSWORD. Give both parts.")
-    try:
-        runtime = Runtime(**{item.name: given.pop(item.name) for item in fields(Runtime)})
-    except SettingError as error:
-        parser.error(str(error))
+    runtime = take_runtime(given, parser)
     public = given["share"] or not is_local(given["host"])
     if made_up := page and public and auth is None:
         user, password = "guest", secrets.token_urlsafe(12)
@@ -113,7 +113,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         "an OpenAI-compatible server, such as http://localhost:8000/v1 (its key: "
         "STRATA_SERVER_KEY; default: the demonstration model that comes with Strata)",
     )
-    add_runtime(parser, page)
+    add_runtime(parser, Runtime() if page else Runtime(parallel=0))
     add(
         "--drafts",
         default="",
@@ -176,9 +176,47 @@ def parse_keys(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def add_runtime(parser: argparse.ArgumentParser, page: bool) -> None:
+def parse_ways(arguments: Sequence[str]) -> Options:
+    """The model that `strata ways` measures, and how it usually runs; neither page nor API."""
+    parser = argparse.ArgumentParser(
+        prog=f"strata {WAYS}",
+        description="Runs a model in each way that this machine has, with few and with many bits, "
+        "and says how many tokens per second it writes, plainly and with guessing.",
+    )
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="PATH|ID",
+        help="as for strata (default: the demonstration model that comes with Strata)",
+    )
+    add_runtime(parser, Runtime())
+    given = vars(parser.parse_args(arguments))
+    return Options(
+        model=given.pop("model"),
+        runtime=take_runtime(given, parser),
+        data_dir=None,
+        host="127.0.0.1",
+        port=None,
+        share=False,
+        user=None,
+        password=None,
+        made_up=False,
+        browser=False,
+        page=False,
+    )
+
+
+def take_runtime(given: dict[str, Any], parser: argparse.ArgumentParser) -> Runtime:
+    """Take the settings of a runtime out of parsed options; exits with one line about a wrong
+    one."""
+    try:
+        return Runtime(**{item.name: given.pop(item.name) for item in fields(Runtime)})
+    except SettingError as error:
+        parser.error(str(error))
+
+
+def add_runtime(parser: argparse.ArgumentParser, usual: Runtime) -> None:
     """Add an option for each setting of `Runtime`, with the help text of its declaration."""
-    usual = Runtime() if page else Runtime(parallel=0)
     for item in fields(Runtime):
         default = getattr(usual, item.name)
         parser.add_argument(

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,12 @@ from app.arguments import (
     KEYS,
     SERVE,
     VLLM,
+    WAYS,
     Options,
     folder_of,
     parse,
     parse_keys,
+    parse_ways,
     show_any_character,
 )
 from assets import ASSETS
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     show_any_character()
     if argv[:1] != [VLLM]:
-        prepare_environment(page=argv[:1] != [SERVE])
+        prepare_environment(page=argv[:1] not in ([SERVE], [WAYS]))
     try:
         if argv[:1] == [VLLM]:
             from app.vllm.serve import run
@@ -67,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(argv[1:])
         elif argv[:1] == [KEYS]:
             manage_keys(parse_keys(argv[1:]))
+        elif argv[:1] == [WAYS]:
+            measure_ways(parse_ways(argv[1:]))
         else:
             serve(parse(argv))
     except StrataError as error:
@@ -95,10 +100,7 @@ def serve(options: Options) -> None:
     """Open the storage, start loading the model, and serve the page or the API. Slow imports come
     after the command line is checked. The model loads in the engine's process meanwhile."""
     folder = folder_of(options.data_dir)
-    if os.path.expanduser("~") == "~" and "XDG_CACHE_HOME" not in os.environ:
-        os.environ.setdefault("HF_HOME", str(folder / "huggingface"))  # The user has no folder.
-    with importing():
-        import huggingface_hub.constants  # noqa: F401
+    import_hub(folder)
     from engine.models.loaders import check_there
     from engine.process import give_back_large_blocks
     from engine.servers.client import is_address
@@ -120,6 +122,13 @@ def serve(options: Options) -> None:
             serve_page(options, folder, database, session)
         else:
             serve_api(options, session)
+
+
+def import_hub(folder: Path) -> None:
+    if os.path.expanduser("~") == "~" and "XDG_CACHE_HOME" not in os.environ:
+        os.environ.setdefault("HF_HOME", str(folder / "huggingface"))  # The user has no folder.
+    with importing():
+        import huggingface_hub.constants  # noqa: F401
 
 
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
@@ -180,6 +189,40 @@ def tell_of_keys(options: Options, database: "Database") -> None:
 
     if options.public and not ApiKeys(database).list():
         tell(["Nobody can use the API yet, as there is no key. Make one: strata keys make NAME"])
+
+
+def measure_ways(options: Options) -> None:
+    """Print how fast each way to run a model is. Nothing is kept: what it drafts from begins
+    empty, and what is loaded is not the model of the next start. Raises StrataError."""
+    import_hub(folder_of(None))
+    from app.service.ways import TITLES
+    from engine.models.loaders import check_there
+    from storage.database import Database
+
+    check_there(options.model)
+    with (
+        TemporaryDirectory(prefix="strata-") as made,
+        ExitStack() as stack,
+        Database(Path(made) / DATABASE) as database,
+    ):
+        session = session_of(options, Path(made), database, stack)
+        follow(session.models.start(options.model, options.runtime))
+        if not session.ways.offered:
+            raise SettingError(
+                f"{session.current.info.name} runs in one way only on this machine. Others "
+                "have fewer bits, and need the compiled core (make native) or a GPU."
+            )
+        job = session.ways.start(WAYS)
+        follow(job.watch())
+        found = job.result()
+    columns = [[head, *cells] for head, *cells in zip(TITLES, *found.rows(), strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    for line in zip(*columns, strict=True):
+        cells = zip(line, widths, strict=True)
+        show("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    for bits, problem in found.left_out:
+        show(f"{bits}: {problem}")
+    show(found.verdict)
 
 
 def manage_keys(options: argparse.Namespace) -> None:
@@ -274,20 +317,25 @@ def load(session: "Session", loading: Iterator["Progress"]) -> None:
 
     If that fails, the page still works: it shows the reason, and can load another model.
     """
+    try:
+        print(follow(loading), file=sys.stderr, flush=True)
+        tell(session.models.notices)
+    except StrataError as error:
+        tell([str(error)])
+
+
+def follow(work: Iterator["Progress"]) -> str:
+    """Show the progress of work on the terminal until its end; returns its last text."""
     from tqdm import tqdm
 
     look = {"bar_format": "{desc} {bar} {percentage:.0f} %", "leave": False, "disable": None}
     text = ""
-    try:
-        with tqdm(total=1.0, delay=0.2, **look) as bar:
-            for progress in loading:
-                text = progress.text
-                bar.set_description_str(text, refresh=False)
-                bar.update((progress.share or 0.0) - bar.n)
-        print(text, file=sys.stderr, flush=True)
-        tell(session.models.notices)
-    except StrataError as error:
-        tell([str(error)])
+    with tqdm(total=1.0, delay=0.2, **look) as bar:
+        for progress in work:
+            text = progress.text
+            bar.set_description_str(text, refresh=False)
+            bar.update((progress.share or 0.0) - bar.n)
+    return text
 
 
 def tell(notices: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from app.service.comparison import Progress as Runs
+from app.service.draft_models import amount
 from app.service.jobs import Job, Progress, Slot, Task
 from app.service.proofs import Proofs
 from engine.backends.base import BackendInfo
@@ -35,6 +36,13 @@ TOKENS = 64
 MARGIN = 1.05
 """How much faster another way has to be to be suggested, on a machine that keeps its pace."""
 CORE, LLAMA_CPP = "the compiled core", "llama.cpp"
+
+
+TITLES = ("weights", "computed by", "memory", "plain tokens/s", "with guessing")
+
+
+def speed(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.{0 if tokens_per_second >= 100 else 1}f}"
 
 
 def title(runtime: Runtime) -> str:
@@ -87,6 +95,22 @@ class Found:
     def least(self) -> float:
         """How much faster another way has to be."""
         return max(MARGIN, self.spread)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table under TITLES, the fastest way first."""
+        return [
+            (way.dtype, way.by, amount(way.bytes), speed(way.plain), speed(way.drafted))
+            for way in sorted(self.ways, key=lambda way: way.fastest, reverse=True)
+        ]
+
+    @property
+    def verdict(self) -> str:
+        best, usual = self.fastest, self.usual
+        if best is usual:
+            text = "No other way is faster by more than the machine's pace changed meanwhile"
+            return f"{text}, {100 * (self.least - 1):.0f} %."
+        times = f"{best.fastest / usual.fastest:.2f} times as fast"
+        return f"With {title(best.runtime)} it answers {times} as with {title(usual.runtime)}."
 
 
 class Ways:

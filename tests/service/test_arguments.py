@@ -68,7 +68,8 @@ def test_the_help_says_what_settings_are_for_and_names_the_commands(
     output = " ".join(capsys.readouterr().out.split())
     for item in fields(Runtime):
         assert item.metadata["help"].rstrip(".") in output
-    assert "strata serve --help" in output and "strata keys --help" in output
+    for command in ("serve", "keys", "ways", "vllm"):
+        assert f"strata {command} --help" in output
 
 
 def test_draft_models_are_separated_by_commas() -> None:

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from app import cli
+from app.arguments import EMBEDDED, Options, parse_ways
 from app.service import ways
 from app.service.jobs import Task
 from app.service.session import Session
 from app.service.ways import CORE, LLAMA_CPP, Found, Way, Ways, computed_by
 from engine.backends.base import Backend
-from engine.errors import Cancelled, ModelError
+from engine.errors import Cancelled, ModelError, SettingError, StrataError
 from engine.local import Local
 from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
@@ -187,3 +190,39 @@ def test_who_computes_a_gguf_file_is_told() -> None:
     assert computed_by(replace(info, kind=LLAMA_CPP), "/m/it.gguf") == LLAMA_CPP
     assert computed_by(replace(info, kind="transformers"), "/m/it.gguf") == CORE
     assert computed_by(replace(info, kind="transformers"), "/m/it") == "transformers"
+
+
+@pytest.fixture
+def terminal(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The machine on which `strata ways` runs."""
+
+    def session_of(options: Options, folder: Path, database: Database, stack: object) -> Session:
+        return machine.session(database)
+
+    monkeypatch.setattr(cli, "session_of", session_of)
+    return machine
+
+
+def test_a_terminal_shows_the_ways_and_the_fastest(
+    terminal: Machine, told: list[tuple[float, float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal.refused = "8"
+    told += [(10.0, 20.0), (5.0, 1050.0), (10.0, 20.0)]
+    cli.measure_ways(parse_ways(["--model", str(EMBEDDED)]))
+    head, fast, slow, left_out, verdict = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "weights" and head.endswith("with guessing")
+    assert fast.startswith("4 bits ") and fast.endswith("  1,050")
+    assert slow.startswith("bfloat16 ") and slow.endswith("  20.0")
+    assert fast.index("transformers") == slow.index("transformers") == head.index("computed by")
+    assert left_out == "Bits 8: no core for it"
+    assert verdict == "With Bits 4 it answers 52.50 times as fast as with Bits auto."
+
+
+def test_a_terminal_says_why_there_is_nothing_to_measure(
+    terminal: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "multiplies_few_bits", lambda: False)
+    with pytest.raises(SettingError, match="runs in one way only on this machine"):
+        cli.measure_ways(parse_ways([]))
+    with pytest.raises(StrataError, match="no/such"):
+        cli.measure_ways(parse_ways(["--model", "no/such/folder/"]))

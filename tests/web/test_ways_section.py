@@ -44,7 +44,7 @@ def test_the_fastest_way_comes_first_and_is_chosen() -> None:
     assert all(text in rows for text in ("30.0", "52.5", "20.0", "5.0 MiB"))
     assert shown[on.bits] == {"value": "auto", "__type__": "update"}
     said = shown[on.place.status]
-    assert "With Bits auto it answers 2.50 times as fast as now." in said
+    assert "With Bits auto it answers 2.50 times as fast as with Bits off." in said
     assert "Bits 8: no room" in said and EVIL not in said, "it is escaped"
 
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import gradio as gr
 from gradio.blocks import Block
 
-from app.service.draft_models import amount
 from app.service.jobs import Job, Progress
 from app.service.session import Session
-from app.service.ways import PROMPTS, TOKENS, Found, title
+from app.service.ways import PROMPTS, TITLES, TOKENS, Found
 from app.web import models_html
 from app.web.kit import ACT, REFRESH, Event, JobCard, Tab, Updates, html
 from app.web.markup import fine_print, template
@@ -19,33 +18,16 @@ TEXT = (
     "and with guessing, in each way that this machine has. The model is loaded once for each, and "
     "at the end as it is now. Rounded weights make it a slightly different model.</p>"
 )
-TITLES = ("weights", "computed by", "memory", "plain tokens/s", "with guessing")
-
-
-def speed(tokens_per_second: float) -> str:
-    return f"{tokens_per_second:,.{0 if tokens_per_second >= 100 else 1}f}"
 
 
 def table(found: Found) -> str:
-    best_first = sorted(found.ways, key=lambda way: way.fastest, reverse=True)
-    rows = [
-        (way.dtype, way.by, amount(way.bytes), speed(way.plain), speed(way.drafted))
-        for way in best_first
-    ]
     name = "Tokens per second of whole answers, the fastest way first"
-    return template("results.html", name=name, titles=TITLES, rows=rows, explained={})
+    return template("results.html", name=name, titles=TITLES, rows=found.rows(), explained={})
 
 
 def suggestion(found: Found) -> str:
-    best, usual = found.fastest, found.usual
-    if best is usual:
-        text = "No other way is faster by more than the machine's pace changed meanwhile"
-        return f"{text}, {100 * (found.least - 1):.0f} %."
-    times = best.fastest / usual.fastest
-    return (
-        f"With {title(best.runtime)} it answers {times:.2f} times as fast as now. Press Load to "
-        "use it so."
-    )
+    press = "" if found.fastest is found.usual else " Press Load to use it so."
+    return found.verdict + press
 
 
 class WaysSection(Tab):
