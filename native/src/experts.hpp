@@ -52,7 +52,7 @@ struct Experts {
     }
 
     int all() const { return rows * chosen; }
-    // The inputs of a group to its part of a matrix.
+    // The inputs of a group to its part of a matrix, and to others that read the same.
     Inputs of(int group, const Matrix &matrix) const {
         const int first = firsts[group], many = firsts[group + 1] - first;
         const int numbers = padded(matrix.inputs);
@@ -112,7 +112,7 @@ INLINE void multiply_groups(const Team &team, const Experts &all, const Product 
         part.outputs /= all.count;
         part.numbers += size_t(all.experts[group]) * blocks * part.block_bytes();
         part.scales += size_t(all.experts[group]) * blocks * part.scale_bytes();
-        multiply_block(part, all.of(group, part), at % blocks,
+        multiply_block(part, all.of(group, first), at % blocks,
                        product.out + size_t(all.firsts[group]) * part.width(), product.onto);
     });
 }

@@ -19,7 +19,7 @@ struct Work {
 
     int rows() const { return forward.rows; }
     const Shape &shape() const { return model.shape; }
-    // The inputs to a matrix.
+    // The inputs to a matrix, and to others that read the same.
     Inputs of(const Matrix *matrix) const {
         return Inputs::at(inputs, rows(), padded(matrix->inputs), in_tiles(rows(), *matrix));
     }

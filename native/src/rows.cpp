@@ -249,7 +249,8 @@ INLINE Weights high(Weights both) {
 // Rows of a tile, and words of a row of it.
 constexpr int TILE = 16, SLAB = 16;
 
-// Whether so many rows are multiplied with a matrix by tiles. Those of small groups save few sums.
+// Whether so many rows are multiplied with a matrix by tiles. With groups of FINE the scales take most
+// of the time, which tiles do not shorten.
 INLINE bool in_tiles(int rows, const Matrix &matrix) {
 #if defined(__AMX_INT8__)
     return rows >= (matrix.fine ? 32 : 3);
@@ -493,7 +494,7 @@ INLINE void block(const Matrix &matrix, const Inputs &inputs, int at, float *out
     const int width = matrix.width(), rows = inputs.rows;
     out += at * CHANNELS;
     int row = 0;
-#define EACH(M)                                                                                  \
+#define EACH(M)                                                                                   \
     if (M <= MOST)                                                                                \
         for (; row + M <= rows; row += M)                                                         \
             tile<(M <= MOST ? M : 1), BITS, SPAN, LOWS>(from, scales, inputs, row, bias, out,     \
