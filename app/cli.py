@@ -317,9 +317,15 @@ def load(session: "Session", loading: Iterator["Progress"]) -> None:
 
     If that fails, the page still works: it shows the reason, and can load another model.
     """
+    from app.service.ways import fewer_bits
+
     try:
         print(follow(loading), file=sys.stderr, flush=True)
         tell(session.models.notices)
+        if fewer_bits(session.current.info):
+            tell(
+                [f"With --bits 8 or 4 it answers sooner here. How much: strata {WAYS} --model ..."]
+            )
     except StrataError as error:
         tell([str(error)])
 

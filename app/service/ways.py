@@ -18,7 +18,7 @@ from engine.backends.base import BackendInfo
 from engine.errors import Cancelled, ModelError
 from engine.metrics import summarise
 from engine.models.gguf_files import ENDING
-from engine.native import multiplies_few_bits
+from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.queue import Waiting
 from engine.servers.client import is_address
 from engine.settings import Runtime
@@ -36,6 +36,8 @@ TOKENS = 64
 MARGIN = 1.05
 """How much faster another way has to be to be suggested, on a machine that keeps its pace."""
 CORE, LLAMA_CPP = "the compiled core", "llama.cpp"
+ROUNDABLE, LARGE = ("float32", "bfloat16", "float16"), 100_000_000
+"""The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
 
 
 TITLES = ("weights", "computed by", "memory", "plain tokens/s", "with guessing")
@@ -47,6 +49,16 @@ def speed(tokens_per_second: float) -> str:
 
 def title(runtime: Runtime) -> str:
     return f"Bits {runtime.bits}"
+
+
+def fewer_bits(info: BackendInfo) -> str:
+    """The kind of a model that computes on a processor and would gain by weights of few bits in the
+    compiled core; "" for any other."""
+    if info.device != "cpu" or not multiplies_few_bits() or info.parameters < LARGE:
+        return ""
+    gains = info.kind == LLAMA_CPP and verifies_cheaply()
+    gains = gains or info.kind == "transformers" and info.dtype in ROUNDABLE
+    return info.kind if gains else ""
 
 
 def computed_by(info: BackendInfo, source: str) -> str:

@@ -8,25 +8,21 @@ from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.current import NO_HEAD, drafters, mixture, verified
 from app.service.draft_models import amount
 from app.service.models import Candidate, is_padded
-from app.service.ways import LLAMA_CPP, computed_by
+from app.service.ways import LLAMA_CPP, computed_by, fewer_bits
 from app.web.markup import Facts, billions, facts, finding, fine_print, millions, template
 from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
 from engine.models.memory import Need
-from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.servers.client import is_address
 
-FLOAT32 = "float32"
 HALVES = ("bfloat16", "float16")
 DRAFT_SIZES = 3, 7, 15
 """The numbers of drafted tokens whose verification cost is shown."""
 QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
 """The prefixes of quantized types, and the types that verify fast on processors, as measured in
 docs/benchmarks.md."""
-ROUNDABLE, LARGE = (FLOAT32, *HALVES), 100_000_000
-"""The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
 LITTLE = 1.5
 """Below this speedup, the page suggests files that verify faster, and says why a mixture of experts
 does not."""
@@ -116,16 +112,6 @@ def listing(items: Iterable[str]) -> str:
 def halved(info: BackendInfo) -> bool:
     """Whether a model computes in reduced precision that could also compute in float32."""
     return info.kind == "transformers" and info.dtype in HALVES
-
-
-def fewer_bits(info: BackendInfo) -> str:
-    """The kind of a model that computes on a processor and would gain by weights of few bits in the
-    compiled core; "" for any other."""
-    if info.device != "cpu" or not multiplies_few_bits() or info.parameters < LARGE:
-        return ""
-    gains = info.kind == LLAMA_CPP and verifies_cheaply()
-    gains = gains or info.kind == "transformers" and info.dtype in ROUNDABLE
-    return info.kind if gains else ""
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:

@@ -32,13 +32,15 @@ class Machine:
     def __init__(self) -> None:
         self.loaded = list[str]()
         self.refused = self.large = ""
+        self.parameters = 1
 
     def load(self, source: str, runtime: Runtime) -> Backend:
         if runtime.bits == self.refused:
             raise ModelError("no core for it")
         self.loaded.append(runtime.bits)
         toy = ToyBackend(name="it")
-        toy.info = replace(toy.info, kind="transformers", dtype=TYPES[runtime.bits], device="cpu")
+        kind = {"kind": "transformers", "dtype": TYPES[runtime.bits], "device": "cpu"}
+        toy.info = replace(toy.info, parameters=self.parameters, **kind)
         return toy
 
     def need(self, source: str, runtime: Runtime) -> Need:
@@ -216,6 +218,16 @@ def test_a_terminal_shows_the_ways_and_the_fastest(
     assert fast.index("transformers") == slow.index("transformers") == head.index("computed by")
     assert left_out == "Bits 8: no core for it"
     assert verdict == "With Bits 4 it answers 52.50 times as fast as with Bits auto."
+
+
+@pytest.mark.parametrize(("parameters", "said"), [(600_000_000, True), (10_000_000, False)])
+def test_a_terminal_tells_of_the_ways_where_fewer_bits_would_help(
+    machine: Machine, db: Database, capsys: pytest.CaptureFixture[str], parameters: int, said: bool
+) -> None:
+    machine.parameters = parameters
+    session = machine.session(db)
+    cli.load(session, session.models.start("/m/it"))
+    assert ("strata ways --model" in capsys.readouterr().err) is said
 
 
 def test_a_terminal_says_why_there_is_nothing_to_measure(

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.service import catalogue
+from app.service import catalogue, ways
 from app.service.catalogue import Entry, File, Layers, Model
 from app.service.current import line
 from app.service.jobs import Job, Progress
@@ -71,8 +71,8 @@ DEAR = {0: 1.0, 1: 2.0, 3: 3.6, 7: 6.6, 15: 8.1}
 
 
 def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: True)
-    monkeypatch.setattr(models_html, "verifies_cheaply", lambda: True)
+    monkeypatch.setattr(ways, "multiplies_few_bits", lambda: True)
+    monkeypatch.setattr(ways, "verifies_cheaply", lambda: True)
     large = replace(ToyBackend().info, kind="transformers", device="cpu", dtype="bfloat16")
     large = replace(large, parameters=600_000_000)
     assert "8 or 4 Bits" in models_html.loaded(large, "/m/a")
@@ -87,9 +87,9 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
         {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"}, {"parameters": 10_000_000},
     ):  # fmt: skip
         assert "Bits" not in models_html.loaded(replace(large, **change), "/m/a"), change
-    monkeypatch.setattr(models_html, "verifies_cheaply", lambda: False)
+    monkeypatch.setattr(ways, "verifies_cheaply", lambda: False)
     assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
-    monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: False)
+    monkeypatch.setattr(ways, "multiplies_few_bits", lambda: False)
     assert "Bits" not in models_html.loaded(large, "/m/a")
     assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
 

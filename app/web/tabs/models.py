@@ -16,6 +16,7 @@ from app.service.catalogue import Model
 from app.service.jobs import Job, Progress
 from app.service.models import Candidate
 from app.service.session import Session
+from app.service.ways import fewer_bits
 from app.web import markup, models_html
 from app.web.kit import (
     ACT,
@@ -37,7 +38,6 @@ from app.web.kit import (
 )
 from app.web.markup import fine_print
 from app.web.metrics_panel import pace
-from app.web.models_html import FLOAT32
 from app.web.tabs import catalogue
 from app.web.tabs.catalogue import Card
 from app.web.tabs.settings import control, number
@@ -143,9 +143,7 @@ class ModelsTab(Tab):
         with gr.Row(elem_classes="cards"):
             with gr.Column(elem_classes="card", scale=3):
                 self.facts = html(elem_id="models-loaded")
-                self.exact = small_button(
-                    f"Load in {FLOAT32}", visible=False, elem_id="models-exact"
-                )
+                self.exact = small_button("Load in float32", visible=False, elem_id="models-exact")
             with gr.Column(elem_classes="card", scale=3):
                 self.build_list()
             with gr.Column(elem_classes="card", scale=4):
@@ -304,7 +302,7 @@ class ModelsTab(Tab):
 
     def loaded(self) -> str:
         info, curve = self.session.current.info, self.session.costs.curve
-        others = not self.models.demonstration and not models_html.fewer_bits(info)
+        others = not self.models.demonstration and not fewer_bits(info)
         costs = models_html.verifying(info, curve.points, others) if curve else ""
         drafts = list(self.session.stacks.drafts)
         plain = pace(self.session.current.plain) if self.models.is_loaded else ""
@@ -448,7 +446,7 @@ class ModelsTab(Tab):
         models = self.models
 
         def start(_: Runtime) -> Iterator[Progress]:
-            return models.load(models.source, replace(models.runtime, dtype=FLOAT32))
+            return models.load(models.source, replace(models.runtime, dtype="float32"))
 
         yield from self.run_load(self.place, start, source, values)
 
