@@ -323,9 +323,8 @@ def load(session: "Session", loading: Iterator["Progress"]) -> None:
         print(follow(loading), file=sys.stderr, flush=True)
         tell(session.models.notices)
         if fewer_bits(session.current.info):
-            tell(
-                [f"With --bits 8 or 4 it answers sooner here. How much: strata {WAYS} --model ..."]
-            )
+            hint = f"It should answer sooner with --bits 8 or 4: strata {WAYS} measures that."
+            tell([hint])
     except StrataError as error:
         tell([str(error)])
 

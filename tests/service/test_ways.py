@@ -227,7 +227,7 @@ def test_a_terminal_tells_of_the_ways_where_fewer_bits_would_help(
     machine.parameters = parameters
     session = machine.session(db)
     cli.load(session, session.models.start("/m/it"))
-    assert ("strata ways --model" in capsys.readouterr().err) is said
+    assert ("strata ways measures" in capsys.readouterr().err) is said
 
 
 def test_a_terminal_says_why_there_is_nothing_to_measure(
