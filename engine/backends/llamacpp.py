@@ -227,7 +227,9 @@ class Shared:
         oldest = self.forwards - IDLE * len(self.places)
         for place in self.places:
             holder = place.holder()
-            if place.used < oldest and holder not in staying and holder is not None:
+            if holder is None or not holder.cached or holder in staying:
+                continue
+            if place.used < oldest:
                 for each in self.places:
                     self.vacate(each)
                 return

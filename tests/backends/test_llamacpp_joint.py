@@ -354,6 +354,8 @@ def test_who_is_not_used_for_long_is_parked(
     for place in small.shared.places:
         if (left := place.holder()) is not None:
             left.close()  # An earlier test used it, and it is still in memory.
+    ((closed,), _) = begun(small, (10,))
+    closed.close()
     (one, two, three), texts = begun(small, (20, 30, 40))
     saved = Saved(monkeypatch)
     for turn in range(4 * llamacpp.IDLE - 2):
@@ -362,6 +364,7 @@ def test_who_is_not_used_for_long_is_parked(
         sequence.accept([])
         text.append(11)
     assert one.resident and (saved.written, saved.read) == (0, 0)
+    assert closed.resident, "it is empty, and nobody has to give way because of it"
     scored([two, three], [Tree(text[-1]) for text in texts[1:]])
     two.accept([])
     three.accept([])
