@@ -25,8 +25,9 @@ KIND = re.compile(r"[-._](?:ud-)?(?:i?q|tq|mxfp|nvfp|bf|fp?)\d[\w.]*$")
 """The endings of names of files that give the type of weights."""
 NO_MODELS = ("mmproj", "imatrix")
 """Parts of the names of files that hold no model: an encoder of pictures, statistics."""
-HEADS = ("mtp-", "eagle3-")
-"""The beginnings of names of files that hold only the head of a model in the same folder."""
+HEADS = {"mtp-": "MTP", "eagle3-": "EAGLE-3"}
+"""The kinds of heads by the beginnings of names of files that hold only the head of a model in the
+same folder."""
 BLOCK, BLOCKS = 1 << 14, 16
 """The blocks that identify a file: their size in bytes, and their number, spread over it evenly."""
 NAMED = 8
@@ -84,7 +85,19 @@ def hub_file(source: str) -> HubFile | None:
 def is_head(name: str) -> bool:
     """Whether a file holds only a head, by its name."""
     name = name.lower()
-    return name.startswith(HEADS) and name.endswith(ENDING)
+    return name.startswith((*HEADS,)) and name.endswith(ENDING)
+
+
+def heads_near(path: Path) -> list[str]:
+    return heads_for(str(path), map(str, path.parent.iterdir()))
+
+
+def kind_of_head(files: Iterable[str]) -> str:
+    """The kind of the head that these files hold, by their names; that of heads within the files of
+    models if there is none."""
+    names = [os.path.basename(file).lower() for file in files]
+    kinds = (kind for name in names for start, kind in HEADS.items() if name.startswith(start))
+    return next(kinds, "MTP")
 
 
 def heads_for(file: str, names: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ from engine.heads.base import HeadInfo
 from engine.heads.llamacpp import DEPTH, ROWS, WIDTH, HeadContext, Kind, LlamaHead, NoHead, bound
 from engine.models.format import found_at
 from engine.models.gguf import complaint, context_parameters, log, metadata, model_parameters
-from engine.models.gguf_files import MAGIC, file_fingerprint, heads_for
+from engine.models.gguf_files import MAGIC, file_fingerprint, heads_near, kind_of_head
 from engine.settings import Runtime
 
 NEXTN = "nextn_predict_layers"
@@ -89,7 +89,7 @@ def opened_head(
     if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
         return head_of_model(model, context, runtime)
     problem: NoHead | None = None
-    for near in heads_for(str(path), map(str, path.parent.iterdir())):
+    for near in heads_near(path):
         try:
             return head_of_file(model, context, Path(near), runtime, fast, weights)
         except NoHead as found:
@@ -250,7 +250,8 @@ def with_head(
                 "Give the file of a head that was made for this model, or auto."
             ) from reason
         note = str(reason)
-        return HeadInfo("MTP", 0, branches=False, note=f"{note[:1].upper()}{note[1:]}.")
+        kind = kind_of_head(heads_near(path))
+        return HeadInfo(kind, 0, branches=False, note=f"{note[:1].upper()}{note[1:]}.")
 
 
 def fault_of(backend: LlamaCppBackend, head: LlamaHead) -> str:

@@ -49,7 +49,8 @@ from engine.models.gguf_files import (
     Tensor,
     file_fingerprint,
     header,
-    heads_for,
+    heads_near,
+    kind_of_head,
     parts_of,
 )
 from engine.models.load_llamacpp import load_tokenizer
@@ -252,8 +253,9 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     examine(backend, PACKED_TOLERANCE, runtime.parallel)
     if runtime.head not in ("auto", "off"):
         with_head(backend, source, runtime.head)
-    elif runtime.head == "auto" and heads_near(path):
-        backend.info = replace(backend.info, head=HeadInfo("MTP", 0, False, note=f"{UNUSED}."))
+    elif runtime.head == "auto" and (near := heads_near(path)):
+        unused = HeadInfo(kind_of_head(near), 0, False, note=f"{UNUSED}.")
+        backend.info = replace(backend.info, head=unused)
     with_native(backend)
     with readable(source):
         compare(backend, path, runtime.threads, SHARE if bits == 8 else ROUNDED)
@@ -291,10 +293,6 @@ def packed_need(source: str, runtime: Runtime) -> Need:
     cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
     unused = runtime.head == "auto" and heads_near(file.path)
     return Need(parameters, weights, cache, DraftingForecast(problem=UNUSED if unused else ""))
-
-
-def heads_near(path: Path) -> list[str]:
-    return heads_for(str(path), map(str, path.parent.iterdir()))
 
 
 @contextmanager

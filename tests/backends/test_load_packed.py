@@ -335,11 +335,11 @@ def test_what_is_not_used_is_told(tmp_path: Path) -> None:
     bare = rewritten(file, tmp_path / "bare.gguf", values={"tokenizer.chat_template": None})
     assert load(str(bare), EIGHT).info.note.startswith("The file brings no chat template")
     assert need(str(bare), EIGHT).forecast == DraftingForecast()
-    file.rename(tmp_path / "mtp-bare.gguf")
+    file.rename(tmp_path / "eagle3-bare.gguf")
     for runtime, told in ((EIGHT, load_packed.UNUSED), (replace(EIGHT, head="off"), "")):
         head, forecast = load(str(bare), runtime).info.head, need(str(bare), runtime).forecast
         assert forecast == DraftingForecast(problem=told)
-        assert head.note == f"{told}." if told else head is None
+        assert (head and (head.name, head.note)) == (("EAGLE-3", f"{told}.") if told else None)
 
 
 def test_a_conversation_has_the_words_of_the_file(exact: Path) -> None:
