@@ -26,7 +26,7 @@ EMBEDDED_DRAFTS = ("mid", "small")
 """The bundled models that can draft for the demonstration model, as folders and as GGUF files."""
 FLAGS = {"context_length": "--context"}
 """Options whose names are not those of their settings."""
-FIRST_PORT, PORTS_TRIED = 7860, 20
+LOCAL, FIRST_PORT, PORTS_TRIED = "127.0.0.1", 7860, 20
 DATA_HELP = "where conversations and databases are kept"
 
 
@@ -40,14 +40,14 @@ class Options:
     """
 
     model: str
-    data_dir: Path | None
-    host: str
-    port: int | None
-    share: bool
-    user: str | None
-    password: str | None
-    made_up: bool
-    browser: bool
+    data_dir: Path | None = None
+    host: str = LOCAL
+    port: int | None = None
+    share: bool = False
+    user: str | None = None
+    password: str | None = None
+    made_up: bool = False
+    browser: bool = False
     runtime: Runtime = Runtime()
     drafts: tuple[str, ...] = ()
     page: bool = True
@@ -123,12 +123,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         "built-in head is found automatically, see --head)",
     )
     add("--data-dir", type=folder_name, metavar="DIR", help=DATA_HELP)
-    add(
-        "--host",
-        default="127.0.0.1",
-        type=host_name,
-        help="address to listen on (default: %(default)s)",
-    )
+    add("--host", default=LOCAL, type=host_name, help="address to listen on (default: %(default)s)")
     add("--port", type=port_number, help=f"default: the first free one from {FIRST_PORT}; 0: any")
     if page:
         add("--share", action="store_true", help="make a public link; always asks for a password")
@@ -191,19 +186,7 @@ def parse_ways(arguments: Sequence[str]) -> Options:
     )
     add_runtime(parser, Runtime())
     given = vars(parser.parse_args(arguments))
-    return Options(
-        model=given.pop("model"),
-        runtime=take_runtime(given, parser),
-        data_dir=None,
-        host="127.0.0.1",
-        port=None,
-        share=False,
-        user=None,
-        password=None,
-        made_up=False,
-        browser=False,
-        page=False,
-    )
+    return Options(given.pop("model"), runtime=take_runtime(given, parser), page=False)
 
 
 def take_runtime(given: dict[str, Any], parser: argparse.ArgumentParser) -> Runtime:

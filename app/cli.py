@@ -194,17 +194,15 @@ def tell_of_keys(options: Options, database: "Database") -> None:
 def measure_ways(options: Options) -> None:
     """Print how fast each way to run a model is. Nothing is kept: what it drafts from begins
     empty, and what is loaded is not the model of the next start. Raises StrataError."""
-    import_hub(folder_of(None))
-    from app.service.ways import TITLES
-    from engine.models.loaders import check_there
-    from storage.database import Database
+    with ExitStack() as stack:
+        made = stack.enter_context(TemporaryDirectory(prefix="strata-"))
+        import_hub(Path(made))
+        from app.service.ways import TITLES
+        from engine.models.loaders import check_there
+        from storage.database import Database
 
-    check_there(options.model)
-    with (
-        TemporaryDirectory(prefix="strata-") as made,
-        ExitStack() as stack,
-        Database(Path(made) / DATABASE) as database,
-    ):
+        check_there(options.model)
+        database = stack.enter_context(Database(Path(made) / DATABASE))
         session = session_of(options, Path(made), database, stack)
         follow(session.models.start(options.model, options.runtime))
         if not session.ways.offered:

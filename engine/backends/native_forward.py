@@ -35,10 +35,10 @@ CLASSES |= {"MixtralForCausalLM", "Qwen3MoeForCausalLM"}
 HEAD_SIZES = (32, 64, 128, 256)
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHUNK = 64
-"""Rows of a prompt that are read at a time, or half of them where the core has tiles, which take so
-little time for a row that reading the weights counts; a cancelled prompt ends after one of these.
-If the trees of several sequences have more rows, they are divided among forwards: further rows save
-no time, and the memory for intermediate results, which is kept, grows with them."""
+"""Rows of a prompt that are read at a time; a cancelled prompt ends after one of these. Where the
+core has tiles, twice as many are: they compute a row in so little time that reading the weights
+counts. If the trees of several sequences have more rows, they are divided among forwards: further
+rows save no time, and the memory for intermediate results, which is kept, grows with them."""
 SHARE = 0.15
 """How far a row of logits may be from that of torch, as a share of its norm: where a sum rounds
 differently, an input of a product may round to the next of its 8 bits. A wrong mask or position

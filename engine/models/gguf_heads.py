@@ -86,7 +86,7 @@ def opened_head(
         return None
     if runtime.head != "auto":
         return head_of_file(model, context, named_file(runtime.head), runtime, fast, weights)
-    if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
+    if names_layers(model):
         return head_of_model(model, context, runtime)
     problem: NoHead | None = None
     for near in heads_near(path):
@@ -97,6 +97,11 @@ def opened_head(
     if problem:
         raise problem
     return None
+
+
+def names_layers(model: Any) -> bool:
+    """Whether a file says that it holds prediction layers of its own."""
+    return int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0
 
 
 def architecture(model: Any) -> str:
@@ -250,7 +255,7 @@ def with_head(
                 "Give the file of a head that was made for this model, or auto."
             ) from reason
         note = str(reason)
-        kind = kind_of_head(heads_near(path))
+        kind = kind_of_head([] if names_layers(backend.model) else heads_near(path))
         return HeadInfo(kind, 0, branches=False, note=f"{note[:1].upper()}{note[1:]}.")
 
 

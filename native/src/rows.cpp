@@ -330,6 +330,9 @@ struct Several<M, BITS, ZERO, true> {
 };
 #endif
 
+// The next place in some room at which a line of the cache begins, at most 63 bytes further on.
+INLINE char *aligned(char *room) { return room + -uintptr_t(room) % 64; }
+
 // Rows of inputs in 8 bits. Words of 4 inputs have the order (words, rows): so the rows of a step are
 // neighbours, however long they are, and do not fall into the same places of the cache. For tiles it
 // is (slabs of words, lines, SLAB); there are as many lines as rows, and at least TILE.
@@ -346,7 +349,7 @@ struct Inputs {
     }
     static size_t most_bytes(int rows, int count) { return bytes(rows < TILE ? TILE : rows, count); }
     static Inputs at(char *room, int rows, int count, bool tiled) {
-        room += -uintptr_t(room) % 64;
+        room = aligned(room);
         Inputs found{rows, tiled && rows < TILE ? TILE : rows, count, tiled, (int32_t *)room,
                      nullptr, nullptr};
         found.scales = (float *)(room + size_t(found.lines) * count);

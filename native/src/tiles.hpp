@@ -29,8 +29,7 @@ static thread_local Room opened_weights;
 template <int BITS, bool LOWS>
 INLINE const uint8_t *opened(const uint8_t *from, int inputs) {
     const size_t bytes = size_t(inputs) * CHANNELS;
-    char *room = opened_weights.of(bytes + 64);
-    uint8_t *to = (uint8_t *)(room + -uintptr_t(room) % 64);
+    uint8_t *to = (uint8_t *)aligned(opened_weights.of(bytes + 64));
     const __m512i zero = _mm512_set1_epi8(BITS == 8 ? -128 : LOWS ? 0 : 8);
     for (size_t i = 0; i < bytes; from += 64) {
         const Weights both = weights(from);
