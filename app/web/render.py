@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from app.service import attachments, called
+from app.service import attachments, called, quotes
 from app.service.rewriting import rewritten
 from app.service.tool_calls import ROUNDS, Pending
 from app.service.why import sentence
@@ -80,7 +80,7 @@ def about(
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
     if message.role not in ("user", "tool"):
         data |= thought_data(message.content, thought_in(message.content, marks, thinks))
-        data |= rewrite_data(message, above, notes)
+        data |= rewrite_data(message, above, notes) or quote_data(message, above, notes)
     if len(message.versions) > 1:
         data["versions"] = [*message.versions]
     if message.run_id:
@@ -99,7 +99,12 @@ def thought_data(text: str, thought: Thought | None) -> Data:
 
 def position(text: str, at: int) -> int:
     """A position as JavaScript counts, in the text that a page keeps."""
-    return len(text[:at].replace("\r", "").encode("utf-16-le")) // 2
+    return units(text[:at].replace("\r", ""))
+
+
+def units(text: str) -> int:
+    """The length of a text as JavaScript counts."""
+    return len(text.encode("utf-16-le")) // 2
 
 
 def spoken(answer: StoredMessage, notes: Remarks) -> str:
@@ -121,6 +126,42 @@ def rewrite_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: R
             return {"rewrite": {**data, "original": each.id}}
     name = f"{old.name}.txt" if old.name.lower().endswith(".pdf") else old.name
     return {"rewrite": {**data, "name": name, "text": found.new}}
+
+
+def quote_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: Remarks) -> Data:
+    """Which quotes of an answer stand in the files and results that its model has read: a `title`,
+    and for each quote its `text` and, if it was found, the `message` and the `number` of the text
+    there that holds it, `where` for people, and the characters `from` and `to` if the page shows
+    them. {} without quotes, and for calls of tools and answers in JSON."""
+    note = notes.get(answer.run_id or "", {})
+    if answer.role != "assistant" or "calls" in note or "json" in note:
+        return {}
+    sources = [source for message in reversed(above) for source in read_in(message)]
+    found = quotes.checked(spoken(answer, notes), sources) if sources else []
+    if not found:
+        return {}
+    right = sum(quote.source is not None for quote in found)
+    title = f"Quotes: {right} of {len(found)} found word for word in what the model has read"
+    return {"quotes": {"title": title, "rows": [quote_row(quote) for quote in found]}}
+
+
+def read_in(message: StoredMessage) -> list[quotes.Source]:
+    """The files of a message of the user, or the result of a tool."""
+    if (result := called.result_of(message)) is not None:
+        return [quotes.Source(message.id, 0, f"the result of {result.call.name}", result.text)]
+    files = attachments.split(message.content)[0] if message.role == "user" else []
+    return [quotes.Source(message.id, at, file.name, file.text) for at, file in enumerate(files)]
+
+
+def quote_row(quote: quotes.Quote) -> Data:
+    source, row = quote.source, Data(text=quote.text)
+    if source is None:
+        return row
+    row |= {"message": source.message, "number": source.number}
+    row["where"] = f"{source.name}, line {quote.line:,}"
+    if quote.end <= LONGEST:
+        row |= {"from": units(source.text[: quote.start]), "to": units(source.text[: quote.end])}
+    return row
 
 
 def turn(

@@ -35,6 +35,7 @@ CHAT = (
     "tree",
     "formatted",
     "rewrite",
+    "quotes",
     "actions",
     "editing",
     "choices",

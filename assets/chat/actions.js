@@ -85,6 +85,7 @@ function drawFoot(turn) {
   badge.title = (about.badge && about.badge.title) || "";
   drawVersions(versions, turn);
   drawRewrite(turn);
+  drawQuotes(turn);
   const replay = acts.querySelector("[data-act=replay]");
   if (replay) replay.hidden = !about.run;
   const goesOn = acts.querySelector("[data-act=on]");
@@ -165,6 +166,7 @@ list.addEventListener("click", (event) => {
   else if (act === "replay") trigger("replay", { run: turn.about.run, step: 0 });
   else if (act === "edit") edit(turn);
   else if (act === "rewrite") trigger("rewrite", { message: turn.key, file: Number(file || 0) });
+  else if (act === "passage") showPassage(node.dataset);
   else if (act === "save") save(turn.about.rewrite);
   else trigger("act", { act, of, message: node.dataset.message || turn.key });
 });

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,6 +147,40 @@ def test_a_page_is_sent_what_a_rewrite_changed_and_how_it_is_accepted(db: Databa
     store.append(conversation, "user", "Thank you.")
     store.append(conversation, "assistant", "The sea is wide.")
     assert "rewrite" not in render.transcript(store.messages(conversation))["turns"][-1]
+
+
+def test_a_page_is_sent_where_the_quotes_of_an_answer_stand(db: Database) -> None:
+    store = Conversations(db, "local")
+    conversation = store.create().id
+
+    def turn(role: str, text: str) -> Any:
+        store.append(conversation, role, text)
+        return render.transcript(store.messages(conversation))["turns"][-1]
+
+    assert "quotes" not in turn("assistant", "“nothing was read so far”")
+    notes = Attachment("notes.md", "The 🌊 sea\nis wide and very deep.")
+    asked = turn("user", join([Attachment("a.md", "No word of it."), notes], "What does it say?"))
+    thought = "<think>\n“is wide and very deep”\n</think>\n\n"
+    quotes = turn("assistant", f"{thought}It “is wide and very deep”, “as they all will say”.")[
+        "quotes"
+    ]
+    assert quotes["title"] == "Quotes: 1 of 2 found word for word in what the model has read"
+    place = {"message": asked["key"], "number": 1, "where": "notes.md, line 2"}
+    first = {"text": "is wide and very deep", **place, "from": 11, "to": 32}
+    assert quotes["rows"] == [first, {"text": "as they all will say"}]
+    long = Attachment("long.md", "x " * render.LONGEST + "the end of all things")
+    turn("user", join([long], ""))
+    (row,) = turn("assistant", "“the end of all things”")["quotes"]["rows"]
+    assert row["where"] == "long.md, line 1" and "from" not in row, (
+        "the page has its beginning only"
+    )
+    result = turn("tool", 'fetch {"of": "it"}\nA page about the whole world.')
+    (row,) = turn("assistant", "“A page about the whole world”")["quotes"]["rows"]
+    assert (row["message"], row["where"]) == (result["key"], "the result of fetch, line 1")
+    *above, last = store.messages(conversation)
+    assert "quotes" in render.about(last, above)
+    for note in ({"json": True}, {"calls": 3}):
+        assert "quotes" not in render.about(replace(last, run_id="run"), above, notes={"run": note})
 
 
 def test_every_source_has_one_colour_and_its_own_mark() -> None:
