@@ -477,6 +477,13 @@ CREATE INDEX messages_tree ON messages(conversation, position, id, parent, chose
 ALTER TABLE steps ADD COLUMN beside INTEGER NOT NULL DEFAULT 0;
 """,
     ),
+    (
+        # Environment variables of a server of tools, or headers if it is reached over HTTP.
+        "0024-settings-of-tool-servers",
+        """
+ALTER TABLE tool_servers ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
+""",
+    ),
 )
 
 

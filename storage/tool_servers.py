@@ -5,7 +5,8 @@ on. If a server lists it again in other words, it is off again, because nobody h
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,15 +34,18 @@ class ServerTool(Outside):
 
 
 class ToolServer(NamedTuple):
-    """A server of tools. Its `address` is a command that starts it, or a URL."""
+    """A server of tools. Its `address` is a command that starts it, or a URL; its `settings` are
+    environment variables of the command, or headers of requests to the URL."""
 
     id: str
     name: str
     address: str
     tools: tuple[ServerTool, ...] = ()
+    settings: Mapping[str, str] = MappingProxyType({})
 
 
 TOOLS = TypeAdapter(tuple[ServerTool, ...])
+SETTINGS = TypeAdapter(dict[str, str])
 
 
 class ToolServerStore:
@@ -49,7 +53,7 @@ class ToolServerStore:
         self._db = db
 
     def list(self) -> list[ToolServer]:
-        query = "SELECT id, name, address, tools FROM tool_servers ORDER BY rowid"
+        query = "SELECT id, name, address, tools, settings FROM tool_servers ORDER BY rowid"
         return [_server(*row) for row in self._db.execute_read(query)]
 
     def get(self, id: str) -> ToolServer:
@@ -59,7 +63,13 @@ class ToolServerStore:
                 return server
         raise SettingError("There is no such tool server. It may be removed already.")
 
-    def add(self, name: str, address: str, tools: Sequence[ServerTool]) -> ToolServer:
+    def add(
+        self,
+        name: str,
+        address: str,
+        tools: Sequence[ServerTool],
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> ToolServer:
         """Raises SettingError for a name that is empty, too long or taken."""
         name = " ".join(well_formed(name).split())
         if not name or len(name) > LONGEST_NAME:
@@ -69,12 +79,12 @@ class ToolServerStore:
             )
         if folded(name) in {folded(server.name) for server in self.list()}:
             raise SettingError(f"There is a tool server {name!r} already. Choose another name.")
-        added = ToolServer(secrets.token_hex(8), name, well_formed(address), tuple(tools))
+        id, address = secrets.token_hex(8), well_formed(address)
         self._db.execute_write(
-            "INSERT INTO tool_servers (id, name, address, tools) VALUES (?, ?, ?, ?)",
-            [*added[:3], _tools_json(tools)],
+            "INSERT INTO tool_servers (id, name, address, tools, settings) VALUES (?, ?, ?, ?, ?)",
+            [id, name, address, _tools_json(tools), to_json(dict(settings))],
         )
-        return added
+        return ToolServer(id, name, address, tuple(tools), settings)
 
     def set_tools(self, id: str, tools: Sequence[ServerTool]) -> None:
         query = "UPDATE tool_servers SET tools = ? WHERE id = ?"
@@ -84,12 +94,18 @@ class ToolServerStore:
         self._db.execute_write("DELETE FROM tool_servers WHERE id = ?", [id])
 
 
-def _server(id: object, name: object, address: object, tools: object) -> ToolServer:
+def _server(
+    id: object, name: object, address: object, tools: object, settings: object
+) -> ToolServer:
     try:
         known = TOOLS.validate_python(tuple(from_json(tools) or ()))
     except (ValidationError, TypeError):
         known = ()
-    return ToolServer(str(id), as_text(name), as_text(address), known)
+    try:
+        given = SETTINGS.validate_python(from_json(settings))
+    except ValidationError:
+        given = {}
+    return ToolServer(str(id), as_text(name), as_text(address), known, given)
 
 
 def _tools_json(tools: Sequence[ServerTool]) -> str:

@@ -11,14 +11,16 @@ import logging
 import re
 import shlex
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager
 from io import TextIOWrapper
 from os import SEEK_END
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from app.service.jobs import Stop
+from app.service.tool_settings import filled
 from engine.errors import Cancelled, ToolError, first_line
 from engine.tools import as_json
 from engine.types import ToolCall
@@ -26,7 +28,7 @@ from storage.tool_servers import ServerTool, ToolServer
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.client._transport import Transport
+    from mcp.client._transport import Transport, TransportStreams
     from mcp_types import CallToolResult
 
 T = TypeVar("T")
@@ -103,7 +105,7 @@ class Connections:
     async def within(self, server: ToolServer, work: Callable[["Client"], Awaitable[T]]) -> T:
         connection = self.open.get(server.id)
         if connection is None:
-            connection = self.open[server.id] = Connection(server.address)
+            connection = self.open[server.id] = Connection(server)
             self.tasks.add(connection.task)
             connection.task.add_done_callback(self.tasks.discard)
         try:
@@ -146,19 +148,19 @@ class Connections:
 class Connection:
     """One open server. A task of its own opens and closes it, as the library demands."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, server: ToolServer) -> None:
         self.log: TextIO | None = None
         """What the server writes to its standard error; `wrote` is its end, once it is closed."""
         self.wrote = ""
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self.keep(address))
+        self.task = asyncio.create_task(self.keep(server))
 
-    async def keep(self, address: str) -> None:
+    async def keep(self, server: ToolServer) -> None:
         from mcp import Client
 
         with TextIOWrapper(TemporaryFile(), "utf-8", "replace") as self.log:
             try:
-                async with Client(transport(address, self.log)) as client:
+                async with Client(transport(server, self.log)) as client:
                     self.client.set_result(client)
                     await asyncio.Event().wait()
             except Exception as error:
@@ -175,15 +177,38 @@ class Connection:
         return self.log.read().strip()
 
 
-def transport(address: str, log: TextIO) -> "Transport":
-    """How the server at an address is reached: over HTTP, or as a program that is started."""
+def transport(server: ToolServer, log: TextIO) -> "Transport":
+    """How a server is reached: over HTTP, or as a program that is started."""
     from mcp import StdioServerParameters, stdio_client
+
+    settings = {name: filled(value) for name, value in server.settings.items()}
+    if server.address.startswith(("http://", "https://")):
+        return over_http(filled(server.address), settings, log)
+    command, *arguments = map(filled, shlex.split(server.address))
+    known = StdioServerParameters(command=command, args=arguments, env=settings or None)
+    return stdio_client(known, log)
+
+
+@asynccontextmanager
+async def over_http(
+    url: str, headers: dict[str, str], log: TextIO
+) -> AsyncIterator["TransportStreams"]:
+    import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    if address.startswith(("http://", "https://")):
-        return streamable_http_client(address)
-    command, *arguments = shlex.split(address)
-    return stdio_client(StdioServerParameters(command=command, args=arguments), log)
+    async def answered(response: httpx2.Response) -> None:
+        if response.is_error:
+            log.write(f"HTTP {response.status_code} {response.reason_phrase}\n")
+
+    # A stream of events may be silent for as long as it likes; requests have a limit of their own.
+    patience = httpx2.Timeout(CALL_SECONDS, read=None)
+    async with (
+        httpx2.AsyncClient(
+            headers=headers, timeout=patience, event_hooks={"response": [answered]}
+        ) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
 
 
 def usable(tool: ServerTool) -> bool:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from app.service.current import Current
 from app.service.jobs import Stop
 from app.service.tool_connections import Connections
+from app.service.tool_settings import Given, given
 from engine.errors import SettingError
 from engine.types import Tool, ToolCall
 from storage.database import Database
@@ -68,14 +69,16 @@ class ToolServers:
         found = (s for s in self.store.list() if any(t.on and t.name == name for t in s.tools))
         return next(found, None)
 
-    def add(self, name: str, address: str) -> ToolServer:
-        """Start a server, and store it with the tools that it lists, all of them off. Raises
-        SettingError and ToolError."""
+    def add(self, name: str, address: str, settings: str = "") -> list[ToolServer]:
+        """Start a server, or several ones that are described in JSON, and store each of them with
+        the tools that it lists, all of them off. Raises SettingError and ToolError; the servers
+        before the one that fails are stored then."""
         if self.guests or self.others() or not installed():
             raise SettingError(self.problem or "Guests add no tool servers.")
-        if not address.strip():
-            raise SettingError("The address is empty. Give a command or a URL.")
-        added = self.store.add(name, address.strip(), ())
+        return [self.add_one(each) for each in given(name, address, settings)]
+
+    def add_one(self, server: Given) -> ToolServer:
+        added = self.store.add(server.name, server.address, (), server.settings)
         try:
             return self.list_tools(added.id)
         except BaseException:

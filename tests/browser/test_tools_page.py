@@ -64,9 +64,9 @@ def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page, data: P
     calls(data, calling.call("hostile"), calling.call("weather", city="Paris\u202e<b>"))
     open_tab(page, "Settings")
     page.get_by_label("Name of a server").fill("Tests <img src=x onerror=fired()>")
-    page.get_by_label("Its command, or its URL").fill(COMMAND)
+    page.get_by_label("Its command, its URL, or JSON from its documentation").fill(COMMAND)
     page.click("#tools-add")
-    expect(page.locator("#tools-status")).to_contain_text("has 8 tools")
+    expect(page.locator("#tools-status")).to_contain_text("has 9 tools")
     for name in ("weather", "hostile"):
         page.locator("#tools-chosen label", has_text=f": {name} (").locator("input").check()
     open_tab(page, "Chat")

@@ -3,6 +3,7 @@ input and output, or over HTTP."""
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -42,6 +44,13 @@ KNOWN = dict[str, ToolServer]()
 """The servers that were added before, by their addresses."""
 QUESTION = "What about Paris?"
 CHOSEN = preferences(tokens=400)
+
+
+class NeedsKey(BaseHTTPMiddleware):
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        if request.headers.get("authorization") != "Bearer sesame":
+            return Response(status_code=401)
+        return await call_next(request)
 
 
 PARIS, ROME = (call("weather", city=city) for city in ("Paris", "Rome"))
@@ -127,7 +136,7 @@ def chatting(
     servers = session.tool_servers
     if not servers.store.list():
         if address not in KNOWN:
-            added = servers.add("Tests", address)
+            (added,) = servers.add("Tests", address)
             servers.switch([(added.id, tool.name) for tool in added.tools])
             KNOWN[address] = servers.store.get(added.id)
         else:
@@ -365,7 +374,7 @@ def test_messages_that_fit_no_call_are_read_as_text(db: Database) -> None:
 def test_guests_and_models_without_calls_have_no_tools(db: Database, monkeypatch: Any) -> None:
     chat = chatting(db, PARIS)
     servers = chat.session.tool_servers
-    assert len(servers.offered()) == 8 and servers.problem == ""
+    assert len(servers.offered()) == 9 and servers.problem == ""
     guests = on_toy(db, Scripted(Script(PARIS)), guests=True)
     assert guests.tool_servers.offered() == ()
     with pytest.raises(SettingError):
@@ -390,8 +399,8 @@ def test_where_others_can_log_in_tools_need_a_password(db: Database) -> None:
 def test_tools_are_off_until_they_are_switched_on(db: Database) -> None:
     session = on_toy(db, Scripted(Script()))
     servers = session.tool_servers
-    made = servers.add(" The  tests ", COMMAND)
-    assert made.name == "The tests" and len(made.tools) == 8 and servers.offered() == ()
+    (made,) = servers.add(" The  tests ", COMMAND)
+    assert made.name == "The tests" and len(made.tools) == 9 and servers.offered() == ()
     servers.switch([(made.id, "weather")])
     (tool,) = servers.offered()
     assert (tool.name, tool.description) == ("weather", "Looks up the weather.")
@@ -400,8 +409,8 @@ def test_tools_are_off_until_they_are_switched_on(db: Database) -> None:
     changed[1] = changed[1].model_copy(update={"description": "It was harmless."})
     servers.store.set_tools(made.id, changed)
     again = servers.list_tools(made.id)
-    assert [tool.on for tool in again.tools] == [True, False, *[True] * 6]
-    other = servers.add("Others", COMMAND)
+    assert [tool.on for tool in again.tools] == [True, False, *[True] * 7]
+    (other,) = servers.add("Others", COMMAND)
     with pytest.raises(SettingError, match="'weather'"):
         servers.switch([(made.id, "weather"), (other.id, "weather")])
     servers.remove(made.id)
@@ -428,6 +437,84 @@ def test_a_server_that_cannot_be_used_is_not_added(
     servers = on_toy(db).tool_servers
     with pytest.raises((SettingError, ToolError), match=re.escape(words)):
         servers.add(name, address)
+    assert servers.store.list() == []
+
+
+def test_settings_reach_a_server_and_nothing_else_does(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATA_TEST_KEY", "of the person")
+    monkeypatch.setenv("STRATA_TEST_OTHER", "private")
+    servers = on_toy(db).tool_servers
+    (made,) = servers.add("Mine", COMMAND, "API_KEY=${STRATA_TEST_KEY}\nMODE: fast = best ")
+    assert made.settings == {"API_KEY": "${STRATA_TEST_KEY}", "MODE": "fast = best"}
+    assert servers.store.list() == [made], "the value itself is stored nowhere"
+    asked = ToolCall("1", "environment", "{}")
+    names = servers.call(made, asked, Stop()).split()
+    assert {"API_KEY", "MODE"} <= {*names} and "STRATA_TEST_OTHER" not in names
+    asked = ToolCall("2", "variable", '{"name": "API_KEY"}')
+    assert servers.call(made, asked, Stop()) == "of the person"
+
+
+def test_headers_reach_a_server_over_http(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = tool_server.server.streamable_http_app()
+    app.add_middleware(NeedsKey)
+    port = pick_port("127.0.0.1", 0)
+    monkeypatch.setenv("STRATA_TEST_KEY", "sesame")
+    with listening(app, port):
+        servers, address = on_toy(db).tool_servers, f"http://127.0.0.1:{port}/mcp"
+        for settings in ("", "Authorization: Bearer wrong"):
+            with pytest.raises(ToolError, match="401"):
+                servers.add("Mine", address, settings)
+        known = "Authorization: Bearer ${env:STRATA_TEST_KEY}"
+        (made,) = servers.add("Mine", address, known)
+        weather = servers.call(made, ToolCall("1", "weather", '{"city": "Rome"}'), Stop())
+        assert weather == "Rome: 21 degrees"
+        described = {"type": "http", "url": address.replace("mcp", "${STRATA_TEST_NONE:-mcp}")}
+        text = {"servers": {"Theirs": described | {"headers": {"Authorization": "Bearer sesame"}}}}
+        assert [each.name for each in servers.add("", json.dumps(text))] == ["Theirs"]
+        servers.connections.close()
+
+
+def test_servers_are_added_as_other_programs_describe_them(db: Database) -> None:
+    command, *arguments = shlex.split(COMMAND)
+    known = {"command": command, "args": arguments, "env": {"API_KEY": "x y"}, "disabled": False}
+    text = json.dumps({"mcpServers": {"One": known, "Two": known}})
+    servers = on_toy(db).tool_servers
+    made = servers.add("", text)
+    assert [(each.name, each.address) for each in made] == [("One", COMMAND), ("Two", COMMAND)]
+    assert all(each.settings == {"API_KEY": "x y"} and len(each.tools) == 9 for each in made)
+    (named,) = servers.add("Mine", json.dumps({"mcpServers": {"Three": known}}))
+    assert named.name == "Mine"
+    with pytest.raises(SettingError, match="'One' already"):
+        servers.add("", text)
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "words"),
+    [
+        ("true", "no setting", "A setting cannot be 'no setting'"),
+        ("true", "A B=c", "A setting cannot be 'A B=c'"),
+        ("true", "KEY=ä", "The setting 'KEY' cannot be sent"),
+        ("true", "KEY=${STRATA_TEST_NONE}", "Set STRATA_TEST_NONE before you start Strata"),
+        ("true", "KEY=${input:key}", "Nothing is known to stand in for ${input:key}"),
+        ("{", "", "This JSON describes no servers"),
+        ("{}", "", 'names no server under "mcpServers"'),
+        ('{"mcpServers": {}}', "KEY=1", "Leave their box empty"),
+        ('{"mcpServers": {"a": {}}}', "", "'a' needs either a command or a url"),
+        ('{"mcpServers": {"a": {"url": "http://a", "command": "b"}}}', "", "needs either"),
+        ('{"mcpServers": {"a": {"command": ["b"]}}}', "", "command cannot be ['b']"),
+        ('{"mcpServers": {"a": {"command": "b", "env": {"K": 1}}}}', "", "K cannot be 1"),
+        ('{"servers": {"a": {"url": "http://a", "headers": {"K": "1\\r\\n2"}}}}', "", "'K' cannot"),
+        ('{"servers": {"a": {"url": "http://a", "headers": {"K\\n": "1"}}}}', "", "'K\\n' cannot"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(
+    db: Database, address: str, settings: str, words: str
+) -> None:
+    servers = on_toy(db).tool_servers
+    with pytest.raises((SettingError, ToolError), match=re.escape(words)):
+        servers.add("Mine", address, settings)
     assert servers.store.list() == []
 
 

@@ -45,6 +45,12 @@ def environment() -> str:
 
 
 @server.tool()
+def variable(name: str) -> str:
+    """The value of one of them."""
+    return os.environ.get(name, "")
+
+
+@server.tool()
 def die() -> str:
     """Ends the server."""
     print("out of luck", file=sys.stderr, flush=True)

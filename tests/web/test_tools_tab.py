@@ -1,5 +1,8 @@
 """The tools in the Settings tab, and the question about a call in the Chat tab."""
 
+import json
+import shlex
+
 import pytest
 
 from app.service.session import Session
@@ -9,6 +12,7 @@ from app.web.tabs.tools import Tools
 from engine.types import ToolCall
 from storage.tool_servers import ServerTool, ToolServer
 from tests.support.blocks import EVIL, after, tab_of
+from tests.support.calling import COMMAND
 
 LOOK = ServerTool(name="look", description=f"{EVIL}\n Looks. {'x' * 200}")
 
@@ -19,12 +23,21 @@ def tab(session: Session) -> Tools:
 
 
 def test_what_went_wrong_is_shown_and_escaped(tab: Tools) -> None:
-    shown = after(tab.add(EVIL, f"/no/such/{EVIL}"))
+    shown = after(tab.add(EVIL, f"/no/such/{EVIL}", ""))
     text = str(shown[tab.status])
     assert "cannot be started" in text and "<img" not in text and "&lt;img" in text
     assert tab.name not in shown, "what was typed stays"
     text = str(after(tab.list_again(None))[tab.status])
     assert "There is no such tool server" in text
+
+
+def test_what_was_typed_goes_once_its_servers_are_there(tab: Tools) -> None:
+    command, *arguments = shlex.split(COMMAND)
+    known = {"command": command, "args": arguments}
+    shown = after(tab.add("", json.dumps({"mcpServers": {"One": known, "Two": known}}), ""))
+    assert "One has 9 tools. Two has 9 tools." in str(shown[tab.status])
+    assert [shown[box] for box in (tab.name, tab.address, tab.settings)] == ["", "", ""]
+    tab.servers.connections.close()
 
 
 def test_tools_are_switched_and_servers_removed(tab: Tools) -> None:

@@ -24,6 +24,7 @@ from storage.tool_servers import LONGEST_NAME, ToolServer
 
 STARTS = "The server starts. The first time, this may take a minute."
 FAILED = "This did not work"
+SETTINGS = "API_KEY=${MY_KEY} for a command, Authorization: Bearer ${MY_KEY} for a URL"
 SUMMARY = 120
 """The most characters of a tool's description that are shown."""
 
@@ -50,9 +51,16 @@ class Tools(Tab):
                     label="Name of a server", max_length=LONGEST_NAME, elem_id="tools-name"
                 )
                 self.address = gr.Textbox(
-                    label="Its command, or its URL",
+                    label="Its command, its URL, or JSON from its documentation",
                     placeholder="uvx mcp-server-time, or http://127.0.0.1:8000/mcp",
                     elem_id="tools-address",
+                )
+                self.settings = gr.Textbox(
+                    label="Its environment variables or headers, one per line",
+                    lines=2,
+                    max_lines=6,
+                    placeholder=SETTINGS,
+                    elem_id="tools-settings",
                 )
                 with gr.Row(elem_classes="presets"):
                     self.add_button = small_button(
@@ -74,11 +82,12 @@ class Tools(Tab):
                 self.confirmation = Confirmation.build(remove, "Remove it", "Keep it")
 
     def wire(self) -> None:
-        outputs: list[Block] = [self.problem, self.name, self.address, self.status, self.chosen]
-        outputs += [self.which, self.confirmation.shown, self.known]
+        outputs: list[Block] = [self.problem, self.name, self.address, self.settings, self.status]
+        outputs += [self.chosen, self.which, self.confirmation.shown, self.known]
         self.on(self.tab.select, self.refresh, (), outputs, guard=REFRESH)
         adding = [self.add_button.click, self.address.submit]
-        self.on(adding, self.add, [self.name, self.address], outputs, guard=ACT)
+        typed = [self.name, self.address, self.settings]
+        self.on(adding, self.add, typed, outputs, guard=ACT)
         chosen = self.chosen
         self.on(chosen.input, self.switch, chosen, outputs, mode="always_last", guard=ACT)
         self.on(self.again_button.click, self.list_again, self.which, outputs, guard=ACT)
@@ -105,14 +114,14 @@ class Tools(Tab):
             self.known: gr.update(visible=bool(servers)),
         }
 
-    def add(self, name: str, address: str) -> Iterator[Updates]:
+    def add(self, name: str, address: str, settings: str) -> Iterator[Updates]:
         yield {self.status: fine_print(STARTS)}
         try:
-            added = self.servers.add(name, address)
+            added = self.servers.add(name, address, settings)
         except Exception as error:
-            yield {self.status: finding("differs", FAILED, explained(error))}
+            yield {**self.refresh(), self.status: finding("differs", FAILED, explained(error))}
             return
-        yield {**self.listed(added), self.name: "", self.address: ""}
+        yield {**self.listed(*added), self.name: "", self.address: "", self.settings: ""}
 
     def list_again(self, which: str | None) -> Iterator[Updates]:
         yield {self.status: fine_print(STARTS)}
@@ -121,10 +130,10 @@ class Tools(Tab):
         except Exception as error:
             yield {self.status: finding("differs", FAILED, explained(error))}
 
-    def listed(self, server: ToolServer) -> Updates:
-        count = len(server.tools)
-        text = f"{server.name} has {count} tool{'s' if count != 1 else ''}."
-        return {**self.refresh(), self.status: fine_print(text)}
+    def listed(self, *servers: ToolServer) -> Updates:
+        counts = [(server.name, len(server.tools)) for server in servers]
+        texts = [f"{name} has {count} tool{'s' if count != 1 else ''}." for name, count in counts]
+        return {**self.refresh(), self.status: fine_print(" ".join(texts))}
 
     def switch(self, chosen: list[str]) -> Updates:
         """Switch tools on or off. If that is refused, the page shows those that are on."""
