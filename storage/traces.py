@@ -159,7 +159,7 @@ class Traces:
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
         self._conversations = Conversations(db, owner)
-        self._owner = db.key("owners", owner)
+        self._owner = self._conversations.owner_id
 
     def save(
         self,
