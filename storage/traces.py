@@ -20,7 +20,7 @@ from engine.types import Learned, Part, Prefill, Run, Step
 from storage import steps as step_rows
 from storage.conversations import Conversations
 from storage.database import Database, as_text, from_json, pack_tokens, to_json, unpack_tokens
-from storage.steps import Digest, RunToken
+from storage.steps import RunToken
 
 Kind = Literal["chat", "compare"]
 WEIGHTS = """coalesce(
@@ -304,9 +304,8 @@ class Traces:
     def get(self, run_id: str) -> Trace:
         return _trace(self._row(TRACE_COLUMNS, run_id))
 
-    def load(self, run_id: str, steps: bool = True) -> Run:
-        """A run as it was saved, or without its steps. Raises `StorageError` if this owner has no
-        such run."""
+    def load(self, run_id: str) -> Run:
+        """A run as it was saved. Raises `StorageError` if this owner has no such run."""
         with self._db.read():
             row = self._row(RUN_COLUMNS, run_id)
             with _checked(run_id):
@@ -317,7 +316,7 @@ class Traces:
                     fingerprint,
                     dict(json.loads(settings)),
                     _prefill(*read),
-                    step_rows.read(self._db, run_id) if steps else (),
+                    step_rows.read(self._db, run_id),
                     None if learning is None else Learned(float(learning)),
                     tuple(_part(*each) for each in self._db.execute_read(PARTS, [run_id])),
                 )
@@ -386,9 +385,6 @@ class Traces:
             *before, _ = self._conversations.messages(id, False, message_id)
         messages = [(message.role, message.content) for message in before]
         return StoredPrompt(place.title, place.system_prompt, messages)
-
-    def digest(self, run_id: str) -> Digest:
-        return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
         with self._db.read():
