@@ -20,6 +20,7 @@ from engine.types import Learned, Part, Prefill, Run, Step
 from storage import steps as step_rows
 from storage.conversations import Conversations
 from storage.database import Database, as_text, from_json, pack_tokens, to_json, unpack_tokens
+from storage.exported import MAX_TITLE
 from storage.steps import RunToken
 
 Kind = Literal["chat", "compare"]
@@ -374,17 +375,17 @@ class Traces:
         with self._db.read():
             self.get(run_id)
             found = self._db.execute_read(
-                "SELECT conversation, messages.id FROM messages JOIN conversations "
-                "ON conversations.id = conversation WHERE run = ? AND owner = ? LIMIT 1",
+                "SELECT conversation, messages.id, title, system_prompt FROM messages "
+                "JOIN conversations ON conversations.id = conversation "
+                "WHERE run = ? AND owner = ? LIMIT 1",
                 [run_id, self._owner],
             )
             if not found:
                 return None
-            id, message_id = map(str, found[0])
-            place = self._conversations.get(id)
+            id, message_id, title, system_prompt = map(as_text, found[0])
             *before, _ = self._conversations.messages(id, False, message_id)
         messages = [(message.role, message.content) for message in before]
-        return StoredPrompt(place.title, place.system_prompt, messages)
+        return StoredPrompt(title[:MAX_TITLE], system_prompt, messages)
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
         with self._db.read():

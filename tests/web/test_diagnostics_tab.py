@@ -157,6 +157,21 @@ def test_a_long_answer_is_shown_in_part(
     assert sum(len(group[3]) for group in shown["turns"][0]["groups"]) == 7
 
 
+def test_a_click_on_a_chart_asks_the_database_twelve_times(
+    on: Diagnostics, ids: list[str], db: Database
+) -> None:
+    """The owner, the line of the history, the run with its steps and parts, the exact prompt and
+    the conversation: none of them is read twice, however many steps there are."""
+    asked: list[str] = []
+    with db.read() as handle:
+        handle.conn.set_trace_callback(asked.append)
+    event: Any = SimpleNamespace(_data={"value": ids[-1]})
+    assert len(on.pick_run(OWNER, event)[on.steps]) == diagnostics.ROWS
+    selects = [line for line in asked if line.startswith(("SELECT", "WITH"))]
+    assert len(selects) <= 12, "\n".join(selects)
+    assert sum("FROM steps" in line for line in selects) == 1
+
+
 @pytest.mark.parametrize("text", [EVIL, *MARKUP])
 def test_no_text_becomes_markup(text: str) -> None:
     bad = Step(
