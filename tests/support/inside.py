@@ -185,6 +185,19 @@ def swap(session: Session, backend: Backend, source: str) -> None:
     engine.use(engine.loaded_of(backend, source, Runtime(), lambda problem: None))
 
 
+def selects(db: Database) -> list[str]:
+    """What this thread asks a database from now on."""
+    asked: list[str] = []
+
+    def note(statement: str) -> None:
+        if statement.startswith(("SELECT", "WITH")):
+            asked.append(statement)
+
+    with db.read() as handle:
+        handle.conn.set_trace_callback(note)
+    return asked
+
+
 def soon(wanted: Callable[[], bool]) -> bool:
     """Whether it comes about while nothing else happens."""
     deadline = time.monotonic() + SECONDS

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from storage.database import Database
 from storage.traces import StoredPrompt, Traces
 from tests.support.blocks import content, tab_of
 from tests.support.hostile import MARKUP
-from tests.support.inside import OWNER
+from tests.support.inside import OWNER, selects
 
 EVIL = "<img src=x onerror=alert(1)>${alert(2)}{{3}}"
 ALL = ["", "", "", "", ""]
@@ -162,14 +162,10 @@ def test_a_click_on_a_chart_asks_the_database_twelve_times(
 ) -> None:
     """The owner, the line of the history, the run with its steps and parts, the exact prompt and
     the conversation: none of them is read twice, however many steps there are."""
-    asked: list[str] = []
-    with db.read() as handle:
-        handle.conn.set_trace_callback(asked.append)
-    event: Any = SimpleNamespace(_data={"value": ids[-1]})
+    asked, event = selects(db), cast(Any, SimpleNamespace(_data={"value": ids[-1]}))
     assert len(on.pick_run(OWNER, event)[on.steps]) == diagnostics.ROWS
-    selects = [line for line in asked if line.startswith(("SELECT", "WITH"))]
-    assert len(selects) <= 12, "\n".join(selects)
-    assert sum("FROM steps" in line for line in selects) == 1
+    assert len(asked) <= 12, "\n".join(asked)
+    assert sum("FROM steps" in statement for statement in asked) == 1
 
 
 @pytest.mark.parametrize("text", [EVIL, *MARKUP])
