@@ -348,7 +348,9 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
 ) -> None:
     store, brought = session.chat.conversations(OWNER), on.listed
 
-    def handler(visit: Visit, conversation: str | None, word: str) -> dict[Any, Any]:
+    def handler(
+        visit: Visit, data: gr.EventData, conversation: str | None, word: str
+    ) -> dict[Any, Any]:
         assert (visit, conversation) == (VISIT, None)
         if word:
             session.viewing["page"] = store.create(word).id
