@@ -167,7 +167,7 @@ def measure(
             answer = results[name][-1].tokens
             databases[name].calibration = learned[name]
             if isinstance(method, Method):
-                for drafter in method.databases(databases[name], method.drafting, None):
+                for drafter in method.databases(databases[name], method.drafting.tiers, None):
                     drafter.finish([*prompt, *answer], len(answer))
     return results
 

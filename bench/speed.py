@@ -6,6 +6,7 @@ and corrects a copy of its own.
 """
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import combinations, permutations
 
@@ -25,7 +26,7 @@ from engine.drafting.base import Drafter
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
-from engine.methods import PLAIN, FromDatabases, Method, hierarchy, method_named
+from engine.methods import PLAIN, FromDatabases, Method, method_named
 from engine.settings import Drafting, Sampling
 from engine.types import TIERS
 
@@ -125,11 +126,11 @@ class Speed(Benchmark):
 
 
 def tier_after_tier(
-    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
+    databases: Databases, tiers: Sequence[str], sampling: Sampling | None = None
 ) -> list[Drafter]:
     """One drafter per tier, as in the paper: each may use the nodes that those before it left."""
-    tiers = databases.tiers(drafting.tiers)
-    return [Hierarchy([tier], databases.calibration, sampling) for tier in tiers]
+    chosen = databases.tiers(tiers)
+    return [Hierarchy([tier], databases.calibration, sampling) for tier in chosen]
 
 
 def ablation() -> dict[str, Method | Peer]:
@@ -137,7 +138,7 @@ def ablation() -> dict[str, Method | Peer]:
     once ("merged", ours) or tier after tier ("hierarchical", as in the paper), and which budget."""
     found: dict[str, Method | Peer] = {"plain": PLAIN}
 
-    def add(title: str, drafting: Drafting, databases: FromDatabases = hierarchy) -> None:
+    def add(title: str, drafting: Drafting, databases: FromDatabases = Databases.hierarchy) -> None:
         found[title] = Method("hd", title, drafting, databases)
 
     add("all, as by default", Drafting())

@@ -18,6 +18,7 @@ from bench.report import Record, table
 from engine.types import CONTEXT, MODEL, STATISTICS, TARGET, Learned, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
+from storage.steps import digest
 from storage.traces import Filter, Traces
 
 OWNER = "local"
@@ -80,7 +81,7 @@ def questions(db: Database) -> Mapping[str, Callable[[int], object]]:
         "history of the last runs": lambda n: traces.history(LISTED),
         "a page of the runs by one method": lambda n: traces.page(Filter(method="hd"), 100 * n, 50),
         "speed and speedup over all runs": lambda n: traces.trend(),
-        "charts of one run": lambda n: traces.digest(runs[n % len(runs)]),
+        "charts of one run": lambda n: digest(traces.load(runs[n % len(runs)])),
         "an answer is stored": lambda n: traces.save(answer(random.Random(n), 20)),
     }
 

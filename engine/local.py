@@ -62,7 +62,6 @@ from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders, 
 from engine.models.memory import Need
 from engine.prompt import Size, TextStream, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
-from engine.rounds import run_alone
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server
 from engine.servers.served import ServedModel
@@ -185,9 +184,6 @@ class Local:
             else:
                 stream.end()
 
-        def run() -> None:
-            run_alone(turns())
-
         def notify(ahead: int) -> None:
             if ahead:
                 stream.put(Waiting(ahead))
@@ -197,9 +193,9 @@ class Local:
                 stream.end(before_it_began())
 
         stream = Stream[Any](on_stop=leave)
-        entry = Run(owner, run, notify, stream.stop, priority, background=background)
+        entry = Run(owner, turns, notify, stream.stop, priority, background=background)
         if company is not None:
-            entry.turns, entry.company, entry.conversation = turns, company, conversation
+            entry.shares, entry.company, entry.conversation = True, company, conversation
         try:
             self.queue.join(entry)
         except (Busy, Cancelled) as error:

@@ -35,29 +35,13 @@ AS_FAR_AS_IT_PAYS, IF_PRESENT = 0, -1
 """Two depths of a head. Both let it draft as far as this pays; the second also suits a model
 without a head."""
 
-FromDatabases = Callable[[Databases, Drafting, Sampling | None], list[Drafter]]
-"""Creates the drafters of databases; the last argument is the sampling of a run whose noise is
-known. It must be a function at the top level of a module, because methods are sent to the engine's
-process by the names of their functions."""
+FromDatabases = Callable[[Databases, Sequence[str], Sampling | None], list[Drafter]]
+"""Creates the drafters of databases from the tiers of these names; the last argument is the
+sampling of a run whose noise is known. It must be a function at the top level of a module or of a
+class, because methods are sent to the engine's process by the names of their functions."""
 
 
-def hierarchy(
-    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
-) -> list[Drafter]:
-    """Hierarchy drafting: one tree from all chosen tiers (engine/drafting/hierarchy.py)."""
-    return databases.hierarchy(drafting.tiers, sampling)
-
-
-def published(
-    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
-) -> list[Drafter]:
-    """The paper's own tiers, with its constants (engine/drafting/baselines.py)."""
-    return databases.as_published(drafting.tiers)
-
-
-def lookup(
-    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
-) -> list[Drafter]:
+def lookup(databases: Databases, tiers: Sequence[str], sampling: Sampling | None) -> list[Drafter]:
     """Prompt lookup: copies from the text of the run alone."""
     return [LookupDrafter()]
 
@@ -77,7 +61,7 @@ class Method:
     name: str
     title: str
     drafting: Drafting
-    databases: FromDatabases = hierarchy
+    databases: FromDatabases = Databases.hierarchy
     stack: str | None = None
     head: int | None = None
     settable: bool = True
@@ -125,7 +109,7 @@ class Method:
         if self.uses_head(None if target is None else target.info):
             found = self.with_head(databases, drawn, known, cancelled, target)
         else:
-            found = self.databases(databases, self.drafting, known)
+            found = self.databases(databases, self.drafting.tiers, known)
         if self.stack is None:
             return found
         plan = self.plan(family)
@@ -234,14 +218,14 @@ METHODS = {
             "hd-published",
             "Databases, as published (hierarchy drafting)",
             Drafting(nodes=NODES, budget="fixed"),
-            published,
+            Databases.as_published,
             settable=False,
         ),
         Method(
             "rest",
             "General text only, as published (REST)",
             Drafting(tiers=(STATISTICS,), nodes=NODES, budget="fixed"),
-            published,
+            Databases.as_published,
             settable=False,
         ),
         Method(

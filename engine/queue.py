@@ -43,22 +43,22 @@ class Waiting:
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One use of the model. `work` is called when its turn has come, `notify` with the number of
+    """One use of the model. `turns` is called when its turn has come, `notify` with the number of
     runs before it, and `stop` ends it early. A run with priority comes next, a background run after
     all others.
 
-    A run with `turns` shares the model: they are called instead of `work`, and return the answer,
-    which hears of its `company`. Two runs of one `conversation` do not share it.
+    A run that `shares` the model is an answer that hears of its `company`. Two runs of one
+    `conversation` do not share it.
     """
 
     owner: str
-    work: Callable[[], None]
+    turns: Callable[[], Turns]
     notify: Callable[[int], None]
     stop: Callable[[], None]
     priority: bool = False
     ahead: int = 0
     background: bool = False
-    turns: Callable[[], Turns] | None = None
+    shares: bool = False
     company: Company = field(default_factory=Company)
     conversation: str = ""
 
@@ -106,8 +106,7 @@ class RunQueue:
                 )
 
     def join(self, run: Run) -> None:
-        """Add a run, whose work begins when its turn comes. Raises Busy, and Cancelled after
-        `close`.
+        """Add a run, which begins when its turn comes. Raises Busy, and Cancelled after `close`.
 
         A run with priority waits only for the current runs, which it stops. A background run in
         progress is stopped by any other run.
@@ -142,19 +141,9 @@ class RunQueue:
 
     def turn(self) -> None:
         """Execute the next run, and those that share the model with it."""
-        run = self.take()
-        if run is None:
-            return
-        if run.turns is None:
-            try:
-                run.work()
-            finally:
-                self.ended(run)
-            return
-        rounds = Rounds()
+        run, rounds = self.take(), Rounds()
         while run is not None or rounds.members:
             while run is not None:
-                assert run.turns is not None, "others wait until these have ended"
                 rounds.add(Member(run.turns(), run.company, partial(self.ended, run)))
                 run = self.take()
             rounds.round()
@@ -164,9 +153,11 @@ class RunQueue:
     def take(self) -> Run | None:
         """The run whose turn has come, None if there is none or it has to wait."""
         with self.lock:
+            if any(not run.shares for run in self.running):
+                return None
             for run in self.order():
                 if self.running:
-                    if run.turns is None or len(self.running) >= self.parallel:
+                    if not run.shares or len(self.running) >= self.parallel:
                         return None
                     if not run.may_join(self.running):
                         continue
@@ -203,11 +194,10 @@ class RunQueue:
 
     def notify(self) -> None:
         under_way = [run for run in self.running if not run.background]
-        shared = all(run.turns is not None for run in under_way)
+        shared = all(run.shares for run in under_way)
         room = self.parallel - len(under_way) if shared else 0
         for place, run in enumerate(self.order()):
-            alone = run.turns is None
-            ahead = place + bool(under_way) if alone else max(0, place + 1 - room)
+            ahead = max(0, place + 1 - room) if run.shares else place + bool(under_way)
             if ahead != run.ahead:
                 run.ahead = ahead
                 run.notify(ahead)

@@ -3,7 +3,8 @@
 An answer is a generator (`Turns` in engine/decode.py). It goes on until it wants a forward over its
 tree. Once all have come so far, the rows of all are computed together, and each takes its tokens
 and drafts again. An answer that reads a long prompt reads a slice of it in each round, so it
-delays the others by no more than that. Answers join and leave between rounds.
+delays the others by no more than that. Answers join and leave between rounds. A run that has the
+model to itself, such as the loading of another one, is alone in its rounds.
 
 Everything happens on the thread that runs the model.
 """
@@ -152,11 +153,3 @@ def computed(wanted: Sequence[Wanted[Any]]) -> Sequence[Scored | Exception]:
     except Exception as error:
         return [error] * len(wanted)
     return [Scored(each, seconds) for each in scores]
-
-
-def run_alone(turns: Turns) -> None:
-    """Run an answer to its end, with forwards of its own."""
-    member = Member(turns, Company(), lambda: None)
-    while member.waits is not None:
-        wanted = [member.waits] if isinstance(member.waits, Wanted) else []
-        member.go_on(next(iter(computed(wanted)), None))

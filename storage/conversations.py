@@ -174,7 +174,7 @@ class Conversations:
 
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
-        self._owner = db.key("owners", owner)
+        self.owner_id = db.key("owners", owner)
 
     def create(self, title: str = "New conversation") -> Conversation:
         if self.room() <= 0:
@@ -191,14 +191,14 @@ class Conversations:
 
     def count(self) -> int:
         query = "SELECT count(*) FROM conversations WHERE owner = ?"
-        return int(self._db.execute_read(query, [self._owner])[0][0])
+        return int(self._db.execute_read(query, [self.owner_id])[0][0])
 
     def get(self, id: str) -> Conversation:
         return _conversation(self._row(COLUMNS, id))
 
     def exists(self, id: str) -> bool:
         query = "SELECT 1 FROM conversations WHERE id = ? AND owner = ?"
-        return bool(self._db.execute_read(query, [id, self._owner]))
+        return bool(self._db.execute_read(query, [id, self.owner_id]))
 
     def list(self, search: str | None = None, most: int = -1) -> Sequence[Conversation]:
         """All conversations, pinned ones and those in folders first; or those with `search` in
@@ -208,7 +208,7 @@ class Conversations:
             return self._found(words, most)
         rows = self._db.execute_read(
             f"SELECT {COLUMNS} FROM conversations WHERE owner = ? {AS_LISTED} LIMIT ?",
-            [self._owner, most],
+            [self.owner_id, most],
         )
         return [_conversation(row) for row in rows]
 
@@ -219,7 +219,7 @@ class Conversations:
             "SELECT id, title, pinned, folder, count(*) OVER () FROM conversations "
             f"WHERE owner = ? {AS_LISTED} LIMIT ?"
         )
-        return [tuple(row) for row in self._db.execute_read(query, [self._owner, most])]
+        return [tuple(row) for row in self._db.execute_read(query, [self.owner_id, most])]
 
     def _found(self, words: str, most: int) -> Sequence[Conversation]:
         with self._db.read():
@@ -230,7 +230,7 @@ class Conversations:
                 "FROM conversations WHERE owner = :owner "
                 "AND (hit IS NOT NULL OR holds(CAST(title AS BLOB), :words)) "
                 "ORDER BY updated DESC, rowid DESC LIMIT :most",
-                {"owner": self._owner, "words": folded(words), "most": most},
+                {"owner": self.owner_id, "words": folded(words), "most": most},
             )
             return [_conversation(row, self._hit(row[0], row[-1], words)) for row in rows]
 
@@ -251,7 +251,7 @@ class Conversations:
 
     def folders(self) -> Sequence[str]:
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
-        rows = self._db.execute_read(query, [self._owner])
+        rows = self._db.execute_read(query, [self.owner_id])
         return sorted((as_text(row[0]) for row in rows), key=folded)
 
     def pin(self, id: str, pinned: bool) -> None:
@@ -268,7 +268,7 @@ class Conversations:
         """Change the place of a conversation in the list. This does not count as a change of the
         conversation."""
         query = f"UPDATE conversations SET {column} = ? WHERE id = ? AND owner = ?"
-        if not self._db.execute_write(query, [value, id, self._owner]):
+        if not self._db.execute_write(query, [value, id, self.owner_id]):
             raise _missing(id)
 
     def rename(self, id: str, title: str) -> None:
@@ -285,7 +285,7 @@ class Conversations:
         for `undo`."""
         with self._db.write() as handle:
             self._touch(handle, id)
-            return deletions.hide(self._db, self._owner, id)
+            return deletions.hide(self._db, self.owner_id, id)
 
     def delete_message(self, id: str, message_id: str) -> str:
         """Delete a message with everything that follows it, in all versions. Returns the token for
@@ -293,13 +293,13 @@ class Conversations:
         with self._db.write() as handle:
             self._touch(handle, id)
             under = self._tree(id, message_id).under(message_id)
-            return deletions.hide(self._db, self._owner, id, under)
+            return deletions.hide(self._db, self.owner_id, id, under)
 
     def undo(self, token: str) -> str:
         """Undo a deletion; returns the id of its conversation. Raises `StorageError` if it cannot
         be undone any more, or if the parent of the messages is deleted as well."""
         with self._db.write() as handle:
-            id = deletions.restore(self._db, self._owner, token)
+            id = deletions.restore(self._db, self.owner_id, token)
             self._touch(handle, id)
         return id
 
@@ -310,7 +310,7 @@ class Conversations:
         """Make pages read a conversation again because of new data other than its messages, without
         moving it to the top of the list. Does nothing if the conversation is gone."""
         query = "UPDATE conversations SET revision = revision + 1 WHERE id = ? AND owner = ?"
-        self._db.execute_write(query, [id, self._owner])
+        self._db.execute_write(query, [id, self.owner_id])
 
     def messages(
         self, id: str, pieces: bool = True, to: str | None = None
@@ -478,7 +478,7 @@ class Conversations:
 
     def _row(self, columns: str, id: str) -> tuple[Any, ...]:
         query = f"SELECT {columns} FROM conversations WHERE id = ? AND owner = ?"
-        rows = self._db.execute_read(query, [id, self._owner])
+        rows = self._db.execute_read(query, [id, self.owner_id])
         if not rows:
             raise _missing(id)
         return rows[0]
@@ -486,7 +486,7 @@ class Conversations:
     def _insert(self, handle: sqlite_utils.Database, id: str, export: Export) -> None:
         title, system_prompt = _title(export.title), well_formed(export.system_prompt)
         newest = max((message.chosen for message in export.messages), default=0)
-        row = [id, self._owner, title, system_prompt, to_json(export.settings), export.created]
+        row = [id, self.owner_id, title, system_prompt, to_json(export.settings), export.created]
         row += [time.time(), max(len(export.messages), newest)]
         handle.execute(
             "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
@@ -508,7 +508,7 @@ class Conversations:
             "revision = 1 + max(CAST(revision AS INTEGER), (SELECT "
             "CAST(coalesce(max(position), 0) AS INTEGER) FROM messages "
             "WHERE conversation = conversations.id)) WHERE id = ? AND owner = ? RETURNING revision",
-            [time.time() if newest else None, id, self._owner],
+            [time.time() if newest else None, id, self.owner_id],
         ).fetchall()
         if not rows:
             raise _missing(id)
@@ -544,7 +544,7 @@ class Conversations:
         rows = self._db.execute_read(
             "SELECT conversation FROM messages JOIN conversations ON conversations.id = "
             "conversation WHERE messages.id = ? AND owner = ?",
-            [message_id, self._owner],
+            [message_id, self.owner_id],
         )
         if not rows:
             raise _no_message(message_id)
@@ -552,7 +552,7 @@ class Conversations:
 
     def _check_run(self, run_id: str | None) -> None:
         query = "SELECT 1 FROM runs WHERE id = ? AND owner = ?"
-        if run_id is not None and not self._db.execute_read(query, [run_id, self._owner]):
+        if run_id is not None and not self._db.execute_read(query, [run_id, self.owner_id]):
             raise StorageError(f"There is no run {run_id!r}. Save the run before its message.")
 
 

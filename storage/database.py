@@ -302,9 +302,10 @@ class Database:
 
     def key(self, table: Literal["owners", "fingerprints"], name: str) -> int:
         """The id of an owner or a fingerprint, assigned when it is first used."""
-        if self.find(table, name) is None:
-            self.execute_write(f"INSERT OR IGNORE INTO {table} (name) VALUES (?)", [name])
         number = self.find(table, name)
+        if number is None:
+            self.execute_write(f"INSERT OR IGNORE INTO {table} (name) VALUES (?)", [name])
+            number = self.find(table, name)
         if number is None:
             raise self.damaged()
         return number

@@ -20,7 +20,8 @@ from engine.types import Learned, Part, Prefill, Run, Step
 from storage import steps as step_rows
 from storage.conversations import Conversations
 from storage.database import Database, as_text, from_json, pack_tokens, to_json, unpack_tokens
-from storage.steps import Digest, RunToken
+from storage.exported import MAX_TITLE
+from storage.steps import RunToken
 
 Kind = Literal["chat", "compare"]
 WEIGHTS = """coalesce(
@@ -159,7 +160,7 @@ class Traces:
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
         self._conversations = Conversations(db, owner)
-        self._owner = db.key("owners", owner)
+        self._owner = self._conversations.owner_id
 
     def save(
         self,
@@ -304,9 +305,8 @@ class Traces:
     def get(self, run_id: str) -> Trace:
         return _trace(self._row(TRACE_COLUMNS, run_id))
 
-    def load(self, run_id: str, steps: bool = True) -> Run:
-        """A run as it was saved, or without its steps. Raises `StorageError` if this owner has no
-        such run."""
+    def load(self, run_id: str) -> Run:
+        """A run as it was saved. Raises `StorageError` if this owner has no such run."""
         with self._db.read():
             row = self._row(RUN_COLUMNS, run_id)
             with _checked(run_id):
@@ -317,7 +317,7 @@ class Traces:
                     fingerprint,
                     dict(json.loads(settings)),
                     _prefill(*read),
-                    step_rows.read(self._db, run_id) if steps else (),
+                    step_rows.read(self._db, run_id),
                     None if learning is None else Learned(float(learning)),
                     tuple(_part(*each) for each in self._db.execute_read(PARTS, [run_id])),
                 )
@@ -375,20 +375,17 @@ class Traces:
         with self._db.read():
             self.get(run_id)
             found = self._db.execute_read(
-                "SELECT conversation, messages.id FROM messages JOIN conversations "
-                "ON conversations.id = conversation WHERE run = ? AND owner = ? LIMIT 1",
+                "SELECT conversation, messages.id, title, system_prompt FROM messages "
+                "JOIN conversations ON conversations.id = conversation "
+                "WHERE run = ? AND owner = ? LIMIT 1",
                 [run_id, self._owner],
             )
             if not found:
                 return None
-            id, message_id = map(str, found[0])
-            place = self._conversations.get(id)
+            id, message_id, title, system_prompt = map(as_text, found[0])
             *before, _ = self._conversations.messages(id, False, message_id)
         messages = [(message.role, message.content) for message in before]
-        return StoredPrompt(place.title, place.system_prompt, messages)
-
-    def digest(self, run_id: str) -> Digest:
-        return step_rows.digest(self.load(run_id))
+        return StoredPrompt(title[:MAX_TITLE], system_prompt, messages)
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
         with self._db.read():

@@ -20,7 +20,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -378,19 +378,13 @@ class Answering:
 
     def answer(
         self, owner: str, conversation_id: str, preferences: Preferences
-    ) -> Generator[Update | Waiting, None, None]:
-        """Answer the user's last message; the last update has a `finish`.
+    ) -> Generator[Update | Waiting | None, None, None]:
+        """Answer the user's last message. None comes as soon as the engine was asked, and the last
+        update has a `finish`.
 
         Closing the iterator early keeps what was emitted. Raises Cancelled if the answer was
         stopped before its turn, and Busy.
         """
-        with closing(self.asked(owner, conversation_id, preferences)) as items:
-            yield from filter(None, items)
-
-    def asked(
-        self, owner: str, conversation_id: str, preferences: Preferences
-    ) -> Generator[Update | Waiting | None, None, None]:
-        """Like `answer`, and None as soon as the engine was asked."""
         chat = self.core.chat
         with self.core.tasks.begin(owner, conversation_id, requested=True) as task:
             target = task.target = task.target or chat.unanswered(owner, conversation_id)
@@ -538,7 +532,7 @@ class Answer:
 
 
 class Generations:
-    """The answers of all owners. `answer` makes one, like `Answering.asked`, whose first item must
+    """The answers of all owners. `answer` makes one, like `Answering.answer`, whose first item must
     not wait for the model; `target` says which answer was requested last in a conversation."""
 
     def __init__(

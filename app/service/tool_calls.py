@@ -124,7 +124,7 @@ class ToolCalls:
         """Answer the last message, and begin the calls of a complete answer that need no
         question."""
         update: Update | None = None
-        with closing(self.answering.asked(owner, conversation, preferences)) as items:
+        with closing(self.answering.answer(owner, conversation, preferences)) as items:
             for item in items:
                 update = item if isinstance(item, Update) else update
                 yield item

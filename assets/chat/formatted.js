@@ -118,3 +118,7 @@ function redraw(empty = false) {
 }
 
 body = { draw: drawBody, clear: clearBody };
+
+// Load the parser when the page is idle, so that it is ready before the first answer.
+const spare = window.requestIdleCallback || ((call) => setTimeout(call, 1000));
+spare(() => { if (!raw) markdown(); });

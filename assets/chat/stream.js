@@ -184,3 +184,13 @@ document.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey) return;
   if (event.target.closest(sends)) sentAt = performance.now();
 }, true);
+
+// What a value brings beside its turns: the answer that grows, changes of other pages, the question
+// about a call, and an Undo.
+const watchTurns = watchPages(() => trigger("look", {}), () => !live || live.over);
+extra = (value) => {
+  follow(value.stream);
+  watchTurns(value.watch);
+  ask(value.asking);
+  if ("undo" in value) offer(value.undo);
+};

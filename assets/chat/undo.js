@@ -20,14 +20,3 @@ function offer(undo) {
   offers.append(label, take);
   offered = setTimeout(() => offers.replaceChildren(), OFFERED_MS);
 }
-
-const watchTurns = watchPages(() => trigger("look", {}), () => !live || live.over);
-extra = (value) => {
-  follow(value.stream);
-  watchTurns(value.watch);
-  ask(value.asking);
-  if ("undo" in value) offer(value.undo);
-};
-// Load the parser when the page is idle, so that it is ready before the first answer.
-const spare = window.requestIdleCallback || ((call) => setTimeout(call, 1000));
-spare(() => { if (!raw) markdown(); });

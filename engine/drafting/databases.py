@@ -87,8 +87,11 @@ class Databases:
         evidence in runs with a head are learned separately."""
         return hierarchy([head, *self.tiers(tiers)], self.calibration.with_head(), sampling)
 
-    def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
-        """The paper's own three tiers, filled from the model tier when they are first needed."""
+    def as_published(
+        self, tiers: Sequence[str] = TIERS, sampling: Sampling | None = None
+    ) -> list[Drafter]:
+        """The paper's own three tiers with its constants (engine/drafting/baselines.py), filled
+        from the model tier when they are first needed. They draft the same for any `sampling`."""
         if not self.published:
             self.published = {
                 CONTEXT: PublishedContext(),

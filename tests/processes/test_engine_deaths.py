@@ -33,7 +33,7 @@ from engine.tree import Tree
 from storage.database import Database
 from tests.support.crowd import Answer as Told
 from tests.support.crowd import Wish, alone, wishes
-from tests.support.inside import OWNER, soon
+from tests.support.inside import OWNER, soon, updates_of
 from tests.support.mortal import mortals
 from tests.support.toy import ToyBackend
 
@@ -162,7 +162,7 @@ def test_an_answer_that_a_kill_cut_goes_on_to_the_token(session: Session) -> Non
     session.notices.take(OWNER)
     plain = replace(CHOSEN, method="plain")
     conversation = session.chat.say(OWNER, None, "hello there")
-    answer = session.answering.answer(OWNER, conversation, plain)
+    answer = updates_of(session, OWNER, conversation, plain)
     next(answer)
     kill(session)
     with pytest.raises(EngineDied, match="SIGKILL"):
@@ -172,9 +172,9 @@ def test_an_answer_that_a_kill_cut_goes_on_to_the_token(session: Session) -> Non
     assert "one is being loaded again" in session.notices.take(OWNER)[0]
     left = replace(plain.generation, max_tokens=60 - len(cut.pieces or ()))
     session.chat.continue_answer(OWNER, conversation)
-    *_, whole = session.answering.answer(OWNER, conversation, replace(plain, generation=left))
+    *_, whole = updates_of(session, OWNER, conversation, replace(plain, generation=left))
     session.chat.again(OWNER, conversation)
-    *_, last = session.answering.answer(OWNER, conversation, plain)
+    *_, last = updates_of(session, OWNER, conversation, plain)
     assert isinstance(whole, Update) and isinstance(last, Update)
     assert whole.text == last.text and whole.tokens == last.tokens == 60
 

@@ -34,6 +34,7 @@ from storage.conversations import StoredMessage
 from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.traces import Traces
+from tests.support.inside import updates_of
 from tests.support.toy import ToyBackend
 
 OWNER = "local"
@@ -65,7 +66,7 @@ def answers(session: Session, seed: int) -> Iterator[tuple[int, str]]:
         text = f"Message {number} of {seed}."
         conversation = session.chat.say(OWNER, conversation, text)
         yield -1 - number, text
-        for update in session.answering.answer(OWNER, conversation, chosen(seed, TOKENS)):
+        for update in updates_of(session, OWNER, conversation, chosen(seed, TOKENS)):
             yield number, update.text
         number += 1
 

@@ -26,7 +26,7 @@ from engine.types import Question
 from storage.benchmarks import Benchmark, Benchmarks, Result
 from storage.database import Database
 from storage.drafting import BENCHMARK
-from tests.support.inside import OWNER, TOYS, Held, ask, local, memory, on_toy, soon
+from tests.support.inside import OWNER, TOYS, Held, ask, local, memory, on_toy, soon, updates_of
 
 HD, CONTEXT, MODEL = (
     METHODS[name].using(Drafting(budget="fixed")) for name in ("hd", "context", "model")
@@ -252,7 +252,7 @@ def test_who_chats_comes_first_and_the_run_is_made_again(
     assert soon(lambda: toy.allowed[0] == 0)
     given_up = calls[-1]
     conversation = session.chat.say(OWNER, None, "hello")
-    waiting = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
+    waiting = updates_of(session, OWNER, conversation, Preferences(GENERATION))
     next(waiting)
     before = len(calls)
     toy.allow()

@@ -28,7 +28,17 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, ask, first_pair, local, prove, soon, under_way
+from tests.support.inside import (
+    OWNER,
+    Held,
+    ask,
+    first_pair,
+    local,
+    prove,
+    soon,
+    under_way,
+    updates_of,
+)
 from tests.support.runs import run_of
 from tests.support.shop import Shop, load_model
 from tests.support.toy import deviating
@@ -236,7 +246,7 @@ def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(
     running = sides(session, PLAINLY, other_of(shelf), 7)
     first_pair(running)
     conversation = session.chat.say(OWNER, None, "hello")
-    answer = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
+    answer = updates_of(session, OWNER, conversation, Preferences(GENERATION))
     assert next(answer) == Waiting(1, loading=True)
     assert session.current.info.name == "two"
     with ThreadPoolExecutor() as pool:

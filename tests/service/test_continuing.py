@@ -22,7 +22,7 @@ from storage import imports
 from storage.conversations import Piece, StoredMessage, text_of
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, answer, on_toy, prove
+from tests.support.inside import OWNER, Held, answer, on_toy, prove, updates_of
 from tests.support.toy import ToyBackend, deviating
 
 LONG = 70
@@ -129,7 +129,7 @@ def stopped(session: Session, toy: Held, forwards: int, how: Preferences) -> str
     """A conversation whose answer was stopped after so many forwards."""
     conversation = session.chat.say(OWNER, None, QUESTION)
     toy.allow(forwards)
-    updates = session.answering.answer(OWNER, conversation, how)
+    updates = updates_of(session, OWNER, conversation, how)
     for update in updates:
         if isinstance(update, Update) and update.forwards == forwards:
             session.tasks.stop(OWNER, conversation)
@@ -148,7 +148,7 @@ def test_a_stopped_answer_continues_also_after_a_restart(
     assert before[1].finish == "cancelled" and before[0].content.endswith("\ufffd")
     later = on_toy(db) if again else session
     later.chat.continue_answer(OWNER, conversation)
-    updates = list(later.answering.answer(OWNER, conversation, wanted(61, "plain", STOPS)))
+    updates = list(updates_of(later, OWNER, conversation, wanted(61, "plain", STOPS)))
     run = same(later, conversation, how)
     shown = [update for update in updates if isinstance(update, Update)]
     assert all(update.tokens >= 9 for update in shown), "its beginning is shown at once"
@@ -269,10 +269,10 @@ def test_another_model_that_comes_meanwhile_reads_no_tokens_of_the_first(
     before = stored(swapping, conversation)
     toy.allow(1)
     waits = swapping.chat.say(OWNER, None, "something else")
-    first = swapping.answering.answer(OWNER, waits, wanted())
+    first = updates_of(swapping, OWNER, waits, wanted())
     assert isinstance(next(first), Update)
     swapping.chat.continue_answer(OWNER, conversation)
-    second = swapping.answering.answer(OWNER, conversation, wanted())
+    second = updates_of(swapping, OWNER, conversation, wanted())
     assert next(second) == Waiting(1)
     loading = swapping.engine.load(Load("other"))
     toy.allow()
@@ -363,7 +363,7 @@ def test_only_the_newest_prompts_are_kept(
     for _ in range(5):
         conversation, _ = ask(session, wanted(4))
     theirs = session.chat.say("guest:x", None, QUESTION)
-    *_, _ = session.answering.answer("guest:x", theirs, wanted(4))
+    *_, _ = updates_of(session, "guest:x", theirs, wanted(4))
     rows = db.execute_read("SELECT run, position, length(tokens) / 4 FROM prompts")
     message, run = stored(session, conversation)
     assert len(rows) == 4 and run.prefill is not None

@@ -14,7 +14,7 @@ from storage import cleanup
 from storage.api_keys import ApiKeys
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import ask, on_toy
+from tests.support.inside import ask, on_toy, updates_of
 
 OWNER = "local"
 CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=20), fresh_seed=False)
@@ -36,7 +36,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             conversation = None
             for text in (f"message of {number} " * 20, "and then?", "go on"):
                 conversation = session.chat.say(OWNER, conversation, text)
-                for _ in session.answering.answer(OWNER, conversation, CHOSEN):
+                for _ in updates_of(session, OWNER, conversation, CHOSEN):
                     pass
         ApiKeys(db).make("a program")
         ApiKeys(db).switch(True)

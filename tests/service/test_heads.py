@@ -21,6 +21,7 @@ from tests.support.inside import (
     past_answers,
     preferences,
     run,
+    updates_of,
 )
 from tests.support.toy import deviating
 
@@ -35,9 +36,9 @@ def test_an_answer_with_a_head_is_the_plain_one_and_is_stored_with_its_source(
     session: Session, method: str
 ) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
-    plain = run(session.answering.answer(OWNER, conversation, preferences("plain")))
+    plain = run(updates_of(session, OWNER, conversation, preferences("plain")))
     conversation = session.chat.say(OWNER, None, "hello there")
-    update = run(session.answering.answer(OWNER, conversation, preferences(method)))
+    update = run(updates_of(session, OWNER, conversation, preferences(method)))
     assert update.text == plain.text
     assert update.metrics is not None and update.metrics.accepted[HEAD] > 0
     traces = Traces(session.database, OWNER)
@@ -52,7 +53,7 @@ def test_an_answer_with_a_head_is_the_plain_one_and_is_stored_with_its_source(
 
 def test_what_is_learned_with_a_head_is_stored_for_the_owner(session: Session) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
-    run(session.answering.answer(OWNER, conversation, preferences("auto")))
+    run(updates_of(session, OWNER, conversation, preferences("auto")))
     rows = past_answers(session).calibration.rows()
     assert any(row.tier == WITH_HEAD + HEAD for row in rows)
 
@@ -72,15 +73,15 @@ def test_a_head_that_backs_off_is_left_out_of_whole_answers(session: Session) ->
     gain = loaded.curve.gate.gains[HEAD]
     gain.backoff = 10_000
     conversation = session.chat.say(OWNER, None, "hello there")
-    update = run(session.answering.answer(OWNER, conversation, preferences("auto")))
+    update = run(updates_of(session, OWNER, conversation, preferences("auto")))
     assert update.metrics is not None and HEAD not in update.metrics.proposed
     assert gain.backoff == 10_000 - update.metrics.forwards
     again = session.chat.say(OWNER, None, "hello there")
-    expected = run(session.answering.answer(OWNER, again, preferences("hd+head")))
+    expected = run(updates_of(session, OWNER, again, preferences("hd+head")))
     assert expected.text == update.text and gain.backoff < 10_000 - update.metrics.forwards
     gain.backoff = 1
     last = session.chat.say(OWNER, None, "hello there")
-    run(session.answering.answer(OWNER, last, preferences("auto")))
+    run(updates_of(session, OWNER, last, preferences("auto")))
     assert gain.backoff == 0 and loaded.suited(METHODS["auto"]) is METHODS["auto"]
 
 
@@ -91,7 +92,7 @@ def test_a_broken_head_is_named_once_and_not_used_any_more(session: Session) -> 
 
     def answer() -> list[str]:
         conversation = session.chat.say(OWNER, None, "hello there")
-        update = run(session.answering.answer(OWNER, conversation, preferences("auto")))
+        update = run(updates_of(session, OWNER, conversation, preferences("auto")))
         assert update.metrics is not None
         used.append(HEAD in update.metrics.proposed)
         return session.notices.take(OWNER)

@@ -23,6 +23,7 @@ from tests.support.inside import (
     on_toy,
     past_answers,
     under_way,
+    updates_of,
 )
 from tests.support.inside import ask as answered
 
@@ -159,7 +160,7 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
     ask(session)
     _, updates = under_way(session, toy, "one", CHOSEN)
     second = session.chat.say(OWNER, None, "two")
-    waiting = session.answering.answer(OWNER, second, CHOSEN)
+    waiting = updates_of(session, OWNER, second, CHOSEN)
     next(waiting)
     session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     toy.allow()

@@ -15,7 +15,16 @@ from storage.database import DROPPED, STORED, Database
 from storage.drafting import CalibrationStore, DraftingStore
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
-from tests.support.inside import OWNER, SECONDS, answer, local, messages, on_toy, preferences
+from tests.support.inside import (
+    OWNER,
+    SECONDS,
+    answer,
+    local,
+    messages,
+    on_toy,
+    preferences,
+    updates_of,
+)
 from tests.support.served import ask, served
 
 
@@ -109,7 +118,7 @@ def test_a_notice_that_cannot_be_given_keeps_nothing_from_being_stored(
 
 def test_a_lock_that_begins_and_ends_within_an_answer(session: Session, other: Other) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
-    items = session.answering.answer(OWNER, conversation, preferences())
+    items = updates_of(session, OWNER, conversation, preferences())
     next(items)
     other.lock()
     next(items)

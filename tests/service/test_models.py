@@ -37,7 +37,7 @@ from storage.machine import SourceStore
 from storage.ngrams import ModelNgrams
 from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
-from tests.support.inside import FULL, OWNER, compare, failing, local, preferences
+from tests.support.inside import FULL, OWNER, compare, failing, local, preferences, updates_of
 from tests.support.inside import ask as answered
 from tests.support.shop import Shop, ask, fails, load_model
 from tests.support.toy import VOCABULARY, ToyBackend
@@ -101,7 +101,7 @@ def test_conversations_stay_and_go_on_with_the_other_model(session: Session, sho
     load_model(session, shop.source("two"))
     assert session.chat.conversations(OWNER).messages(conversation) == before
     session.chat.say(OWNER, conversation, "and more")
-    *_, last = session.answering.answer(OWNER, conversation, preferences())
+    *_, last = updates_of(session, OWNER, conversation, preferences())
     messages = session.chat.conversations(OWNER).messages(conversation)
     assert messages[:2] == before and messages[3].content == last.text
     with Database() as db:
@@ -109,7 +109,7 @@ def test_conversations_stay_and_go_on_with_the_other_model(session: Session, sho
         copy = fresh.chat.conversations(OWNER).create().id
         for message in messages[:3]:
             fresh.chat.conversations(OWNER).append(copy, message.role, message.content)
-        assert [*fresh.answering.answer(OWNER, copy, preferences("plain"))][-1].text == last.text
+        assert [*updates_of(fresh, OWNER, copy, preferences("plain"))][-1].text == last.text
 
 
 def remembered(session: Session) -> int | None:
@@ -132,7 +132,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
     load_model(session, shop.source("two"))
     assert remembered(session) is None and not local(session).loaded.memory.conversations
     session.chat.again(OWNER, conversation)
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    list(updates_of(session, OWNER, conversation, preferences()))
     others = ModelNgrams(db, OWNER, "two").rows()
     assert others and remembered(session) == others
     assert ModelNgrams(db, OWNER, "one").rows() == rows
@@ -143,7 +143,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
     list(compare(session, OWNER, "hello", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
     session.chat.again(OWNER, conversation)
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    list(updates_of(session, OWNER, conversation, preferences()))
     assert log and context(session, conversation)[: len(log)] == log
 
 
@@ -220,9 +220,7 @@ def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, met
     list(compare(session, OWNER, "hello there", preferences(method), 1))
     session.stacks.load([shop.source("draft")])
     list(session.stacks.profile(Sampling(), ("hello there",), 8))
-    left = session.answering.answer(
-        OWNER, session.chat.say(OWNER, None, "left"), preferences(method)
-    )
+    left = updates_of(session, OWNER, session.chat.say(OWNER, None, "left"), preferences(method))
     next(left)
     left.close()  # type: ignore[attr-defined]
     del left
@@ -448,7 +446,7 @@ def test_an_answer_under_way_ends_and_is_kept(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversation, gate = session.chat.say(OWNER, None, "hello"), held(monkeypatch)
-    updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=200))
+    updates = updates_of(session, OWNER, conversation, preferences("plain", tokens=200))
     first = next(updates)
     loading = session.models.load(shop.source("two"))
     assert next(loading).text == "Loading two …"
@@ -460,7 +458,7 @@ def test_an_answer_under_way_ends_and_is_kept(
     assert session.current.info.name == "two"
     assert session.chat.conversations(OWNER).messages(conversation)[1].content == last.text
     session.chat.again(OWNER, conversation)
-    *_, again = session.answering.answer(OWNER, conversation, preferences())
+    *_, again = updates_of(session, OWNER, conversation, preferences())
     assert again.finish == "length", "a stop counts once"
 
 
@@ -545,13 +543,13 @@ def test_who_waits_is_answered_by_the_new_model(
     conversations = [session.chat.say(OWNER, None, "hello there") for _ in range(3)]
     texts: dict[str, str] = {}
     gate = held(monkeypatch)
-    running = session.answering.answer(OWNER, conversations[0], preferences("plain", tokens=200))
+    running = updates_of(session, OWNER, conversations[0], preferences("plain", tokens=200))
     next(running)
     loading = session.models.load(shop.source("two"))
     next(loading)
 
     def answer(conversation: str) -> None:
-        *_, last = session.answering.answer(OWNER, conversation, preferences())
+        *_, last = updates_of(session, OWNER, conversation, preferences())
         texts[conversation] = last.text
 
     waiting = [threading.Thread(target=answer, args=[c]) for c in conversations[1:]]

@@ -14,13 +14,13 @@ from engine.settings import Generation, Sampling
 from engine.types import PREDICTION
 from storage.conversations import Conversations
 from storage.database import Database
-from tests.support.inside import OWNER, prove, run
+from tests.support.inside import OWNER, prove, run, updates_of
 
 EXACT = Preferences(Generation(Sampling(temperature=0.0), max_tokens=60), fresh_seed=False)
 
 
 def answer(session: Session, conversation: str, chosen: Preferences = EXACT) -> Update:
-    return run(session.answering.answer(OWNER, conversation, chosen))
+    return run(updates_of(session, OWNER, conversation, chosen))
 
 
 def rewrites(session: Session, text: str) -> str:

@@ -56,6 +56,7 @@ from tests.support.inside import (
     soon,
     texts,
     under_way,
+    updates_of,
 )
 from tests.support.thinking import SHUT, Thinking
 from tests.support.toy import END
@@ -126,7 +127,7 @@ def test_what_was_shown_is_stored_though_no_step_follows(
 ) -> None:
     monkeypatch.setattr("app.service.answering.FLUSH_SECONDS", 0.01)
     conversation = session.chat.say(OWNER, None, "hello")
-    updates = session.answering.answer(OWNER, conversation, preferences())
+    updates = updates_of(session, OWNER, conversation, preferences())
 
     def stored() -> list[Any]:
         return [m.pieces for m in messages(session, conversation)[1:]]
@@ -175,7 +176,7 @@ def test_a_write_that_failed_is_tried_again(
 
     conversation = session.chat.say(OWNER, None, "hello")
     monkeypatch.setattr(Conversations, "append", busy)
-    updates = session.answering.answer(OWNER, conversation, preferences())
+    updates = updates_of(session, OWNER, conversation, preferences())
     toy.allow(1)
     shown = next(updates)
     assert isinstance(shown, Update)
@@ -188,7 +189,7 @@ def test_a_write_that_failed_is_tried_again(
 @pytest.mark.usefixtures("each_step")
 def test_closing_the_page_keeps_what_was_said(session: Session, toy: Held) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
-    updates = session.answering.answer(OWNER, conversation, preferences())
+    updates = updates_of(session, OWNER, conversation, preferences())
     toy.allow(2)
     shown = [next(updates), next(updates)][1]
     assert isinstance(shown, Update)
@@ -239,7 +240,7 @@ def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: 
     conversation, _ = ask(session)
     message = messages(session, conversation)[0].id
     session.chat.say(OWNER, conversation, "more")
-    updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
+    updates = updates_of(session, OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
     session.tasks.stop(OWNER, conversation)
@@ -263,7 +264,7 @@ def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: 
 def test_a_waiting_answer_says_so_and_can_leave_the_queue(session: Session, toy: Held) -> None:
     first, updates = under_way(session, toy, "hello", preferences("plain", tokens=50))
     second = session.chat.say(OWNER, None, "there")
-    waiting = session.answering.answer(OWNER, second, preferences())
+    waiting = updates_of(session, OWNER, second, preferences())
     assert next(waiting) == Waiting(1) and session.tasks.busy(OWNER, second)
     session.tasks.stop(OWNER, second)
     with pytest.raises(Cancelled):
@@ -280,7 +281,7 @@ def test_a_guest_may_have_one_request_waiting(db: Database, toy: Held) -> None:
     session = on_toy(db, toy, each=1, guests=True)
     conversations = [session.chat.say("guest:a", None, text) for text in ("one", "two")]
     running, waiting = (
-        session.answering.answer("guest:a", c, preferences("plain")) for c in conversations
+        updates_of(session, "guest:a", c, preferences("plain")) for c in conversations
     )
     toy.allow(1)
     next(running)
@@ -317,7 +318,7 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
     toy.allow(8)
     next(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
-    answers = session.answering.answer("guest:b", conversation, preferences())
+    answers = updates_of(session, "guest:b", conversation, preferences())
     assert next(answers) == Waiting(1)
     toy.allow()
     with ThreadPoolExecutor() as pool:
@@ -336,7 +337,7 @@ def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs
     pairs = compare(session, "guest:a", "tell me", preferences("hd", tokens=20), 5)
     first_pair(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
-    answer = session.answering.answer("guest:b", conversation, preferences("plain", tokens=500))
+    answer = updates_of(session, "guest:b", conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(answer)
     assert next(pairs) == Waiting(1)
@@ -477,7 +478,7 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
         lambda: session.chat.delete_message(other, conversation, message.id),
         lambda: session.chat.conversations(other).copy(conversation, message.id),
         lambda: session.chat.revision(other, conversation),
-        lambda: run(session.answering.answer(other, conversation, preferences())),
+        lambda: run(updates_of(session, other, conversation, preferences())),
         lambda: session.chat.wipe_context(other, conversation),
     ):
         with pytest.raises(StorageError):
@@ -886,6 +887,6 @@ def test_an_answer_thinks_first_or_not_as_it_was_chosen(
     session, chosen = Session(Local(backend=Thinking()), db), preferences(tokens=4)
     chosen = replace(chosen, generation=replace(chosen.generation, thinking=thinking))
     conversation = session.chat.say(OWNER, None, "why")
-    run(session.answering.answer(OWNER, conversation, Preferences.from_mapping(chosen.mapping())))
+    run(updates_of(session, OWNER, conversation, Preferences.from_mapping(chosen.mapping())))
     prompt = session.current.text(session.history.last[OWNER, conversation].prompt)
     assert prompt.endswith("<|assistant|>" + (SHUT if thinking is False else ""))

@@ -3,7 +3,8 @@ when it is told to."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any, NoReturn
 
 from app.service.answering import Update
@@ -102,7 +103,15 @@ def answer(
     session: Session, conversation: str, chosen: Preferences | None = None, owner: str = OWNER
 ) -> Update:
     """The answer to the last message of a conversation."""
-    return run(session.answering.answer(owner, conversation, chosen or preferences()))
+    return run(updates_of(session, owner, conversation, chosen or preferences()))
+
+
+def updates_of(
+    session: Session, owner: str, conversation: str, chosen: Preferences
+) -> Generator[Update | Waiting, None, None]:
+    """What an answer to the last message of a conversation says while it grows."""
+    with closing(session.answering.answer(owner, conversation, chosen)) as items:
+        yield from filter(None, items)
 
 
 def messages(session: Session, conversation: str, owner: str = OWNER) -> list[StoredMessage]:
@@ -143,7 +152,7 @@ def under_way(
 ) -> tuple[str, Iterator[Update | Waiting]]:
     """A new conversation, and its first answer, which waits after so many forwards."""
     conversation = session.chat.say(OWNER, None, text)
-    updates = session.answering.answer(OWNER, conversation, chosen)
+    updates = updates_of(session, OWNER, conversation, chosen)
     toy.allow(forwards)
     next(updates)
     return conversation, updates
@@ -183,6 +192,19 @@ def forgotten(session: Session) -> None:
 def swap(session: Session, backend: Backend, source: str) -> None:
     engine = local(session)
     engine.use(engine.loaded_of(backend, source, Runtime(), lambda problem: None))
+
+
+def selects(db: Database) -> list[str]:
+    """What this thread asks a database from now on."""
+    asked: list[str] = []
+
+    def note(statement: str) -> None:
+        if statement.startswith(("SELECT", "WITH")):
+            asked.append(statement)
+
+    with db.read() as handle:
+        handle.conn.set_trace_callback(note)
+    return asked
 
 
 def soon(wanted: Callable[[], bool]) -> bool:

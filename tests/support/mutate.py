@@ -175,6 +175,12 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/queue.py",
+        "any(not run.shares for run in self.running)",
+        "False",
+        "unit/queue",
+    ),
+    Mutation(
+        "engine/queue.py",
         "before[run.owner], last, at",
         "before[run.owner], 0, at",
         "unit/queue",

@@ -6,7 +6,7 @@ import pytest
 
 from bench import truth
 from bench.speed import ablation, tier_after_tier
-from engine.methods import hierarchy
+from engine.drafting.databases import Databases
 from engine.types import TIERS
 from tests.conftest import EMBEDDED
 from tests.support.toy import ToyBackend, deviating
@@ -21,7 +21,7 @@ def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
         frozenset(TIERS[i] for i in range(3) if mask & 1 << i) for mask in range(1, 8)
     }
     assert len({each for each in tiers if len(each) == 3}) == 6
-    assert {method.databases for method in found} == {hierarchy, tier_after_tier}
+    assert {method.databases for method in found} == {Databases.hierarchy, tier_after_tier}
     assert {method.drafting.budget for method in found} == {"adaptive", "fixed"}
     titles, values = zip(*((m.title, (m.drafting, m.databases)) for m in found), strict=True)
     assert len(set(titles)) == len(set(values)) == len(found)

@@ -284,7 +284,7 @@ class Crowd(RuleBasedStateMachine):
     def what_ended_is_right(self) -> None:
         queue = self.engine.queue
         assert len(queue.running) <= queue.parallel
-        assert len(queue.running) < 2 or all(run.turns is not None for run in queue.running)
+        assert len(queue.running) < 2 or all(run.shares for run in queue.running)
         stops = [run.stop for run in (*queue.waiting, *queue.running)]
         for stream in [each for each in self.under_way if each.stop not in stops]:
             answer = self.under_way.pop(stream)

@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
+from engine.decode import PAUSE, Turns
 from engine.errors import Busy, Cancelled
 from engine.local import Local
 from engine.queue import MOST_SERVED, MOST_WAITING, Run, RunQueue, Waiting
@@ -39,14 +41,15 @@ class Queue:
         """A run that queues up; `during` happens while it has its turn."""
         told: list[int] = []
 
-        def work() -> None:
+        def turns() -> Turns:
             self.done += owner
             during()
+            yield from ()
 
         def stop() -> None:
             self.stopped += owner
 
-        run = Run(owner, work, told.append, stop, **named)
+        run = Run(owner, turns, told.append, stop, **named)
         self.turns.join(run)
         self.places.append(told)
         self.runs.append(run)
@@ -167,6 +170,28 @@ def test_of_many_owners_the_latest_turns_are_remembered() -> None:
         queue.join(str(number))
         queue.turns.turn()
     assert len(queue.turns.served) == MOST_SERVED and "9" not in queue.turns.served
+
+
+@pytest.mark.parametrize(
+    ("shares", "order"),
+    [((True, True), "abAB"), ((False, True), "aAbB"), ((True, False), "aAbB")],
+)
+def test_only_runs_that_share_the_model_are_under_way_together(
+    shares: tuple[bool, bool], order: str
+) -> None:
+    queue, said = Queue().turns, list[str]()
+    queue.parallel = 2
+
+    def turns(owner: str) -> Turns:
+        said.append(owner)
+        yield PAUSE
+        said.append(owner.upper())
+
+    for owner, each in zip("ab", shares, strict=True):
+        queue.join(Run(owner, partial(turns, owner), lambda n: None, lambda: None, shares=each))
+    while queue.waiting:
+        queue.turn()
+    assert "".join(said) == order
 
 
 # as streams

@@ -27,7 +27,7 @@ from storage.database import Database
 from storage.drafting import DraftingStore
 from tests.service.test_session import ask, preferences
 from tests.support.blocks import made
-from tests.support.inside import OWNER, forgotten, soon
+from tests.support.inside import OWNER, forgotten, soon, updates_of
 from tests.support.toy import ToyBackend
 
 FEW = 1
@@ -140,7 +140,7 @@ def test_the_header_says_that_the_database_is_locked(session: Session) -> None:
     with closing(sqlite3.connect(session.database.path, isolation_level=None)) as other:
         conversation = session.chat.say(OWNER, None, "hello")
         other.execute("BEGIN IMMEDIATE")
-        list(session.answering.answer(OWNER, conversation, preferences()))
+        list(updates_of(session, OWNER, conversation, preferences()))
         assert "strata.db is locked by another program" in layout.header(session, ())
         other.execute("ROLLBACK")
         assert soon(lambda: not session.notices.locked)

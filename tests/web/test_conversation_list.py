@@ -27,7 +27,7 @@ from storage.database import Database
 from storage.traces import Traces
 from tests.service.test_session import ask, soon
 from tests.support.blocks import made, tab_of
-from tests.support.inside import OWNER, Held, forgotten
+from tests.support.inside import OWNER, Held, forgotten, selects
 
 PAGE = "page"
 VISIT = Visit(OWNER, PAGE, {})
@@ -348,7 +348,9 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
 ) -> None:
     store, brought = session.chat.conversations(OWNER), on.listed
 
-    def handler(visit: Visit, conversation: str | None, word: str) -> dict[Any, Any]:
+    def handler(
+        visit: Visit, data: gr.EventData, conversation: str | None, word: str
+    ) -> dict[Any, Any]:
         assert (visit, conversation) == (VISIT, None)
         if word:
             session.viewing["page"] = store.create(word).id
@@ -438,6 +440,17 @@ def test_a_page_learns_which_answer_to_follow_and_what_has_changed(
     assert [turn["key"] for turn in seen["turns"]] == [answer.message_id] and "stream" not in seen
     assert seen["watch"]["token"] == before["token"]
     assert seen["watch"]["revision"] > before["revision"]
+
+
+def test_a_conversation_that_is_opened_is_read_once(
+    session: Session, db: Database, talking: Chat
+) -> None:
+    """What it shows and the figures of its last answer come from the same messages."""
+    conversation, _ = ask(session)
+    asked, seen = selects(db), talking.shown(VISIT, conversation)
+    assert len(seen[talking.tokens]["turns"]) == 2 and seen[talking.figures]["h"]
+    for part in ("content, run, created", "FROM steps WHERE run IN"):
+        assert sum(part in statement for statement in asked) == 1
 
 
 def begin_answer(on: Chat, text: str, conversation: str | None = None) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from storage.database import Database
 from storage.traces import StoredPrompt, Traces
 from tests.support.blocks import content, tab_of
 from tests.support.hostile import MARKUP
-from tests.support.inside import OWNER
+from tests.support.inside import OWNER, selects
 
 EVIL = "<img src=x onerror=alert(1)>${alert(2)}{{3}}"
 ALL = ["", "", "", "", ""]
@@ -155,6 +155,17 @@ def test_a_long_answer_is_shown_in_part(
     monkeypatch.setattr(diagnostics, "MOST_TOKENS", 7)
     shown: Any = on.opened(on.store(OWNER), ids[-1])[on.answer]
     assert sum(len(group[3]) for group in shown["turns"][0]["groups"]) == 7
+
+
+def test_a_click_on_a_chart_asks_the_database_twelve_times(
+    on: Diagnostics, ids: list[str], db: Database
+) -> None:
+    """The owner, the line of the history, the run with its steps and parts, the exact prompt and
+    the conversation: none of them is read twice, however many steps there are."""
+    asked, event = selects(db), cast(Any, SimpleNamespace(_data={"value": ids[-1]}))
+    assert len(on.pick_run(OWNER, event)[on.steps]) == diagnostics.ROWS
+    assert len(asked) <= 12, "\n".join(asked)
+    assert sum("FROM steps" in statement for statement in asked) == 1
 
 
 @pytest.mark.parametrize("text", [EVIL, *MARKUP])

@@ -33,7 +33,7 @@ from engine.settings import Generation, Sampling
 from engine.types import Message
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import SECONDS
+from tests.support.inside import SECONDS, updates_of
 from tests.support.openai_stub import FORWARD, Stub, stub
 from tests.support.toy import ToyBackend
 
@@ -61,7 +61,7 @@ def say(session: Session, text: str = "Hello", chosen: Preferences = COLD) -> tu
 
 
 def last(session: Session, id: str, chosen: Preferences = COLD) -> Update:
-    *_, found = session.answering.answer(OWNER, id, chosen)
+    *_, found = updates_of(session, OWNER, id, chosen)
     assert isinstance(found, Update)
     return found
 
@@ -138,7 +138,7 @@ def test_stop_while_the_server_says_nothing_ends_at_once() -> None:
             session.tasks.stop(OWNER, id)
 
         threading.Thread(target=stop).start()
-        assert list(session.answering.answer(OWNER, id, COLD))[-1].finish == "cancelled"  # type: ignore[union-attr]
+        assert list(updates_of(session, OWNER, id, COLD))[-1].finish == "cancelled"  # type: ignore[union-attr]
         assert server.silent.is_set() and server.left.wait(SECONDS)
 
 
@@ -148,7 +148,7 @@ def test_stop_while_the_server_says_nothing_ends_at_once() -> None:
 def failed(session: Session) -> str:
     id = session.chat.say(OWNER, None, "Hello")
     with pytest.raises(ServerError) as found:
-        list(session.answering.answer(OWNER, id, COLD))
+        list(updates_of(session, OWNER, id, COLD))
     assert session.chat.conversations(OWNER).messages(id)[0].content == "Hello"
     return str(found.value)
 
@@ -179,7 +179,7 @@ def test_a_stream_that_breaks_off_keeps_what_came_and_can_go_on() -> None:
     with stub(strata=True, breaks=12) as server, opened(server) as session:
         id = session.chat.say(OWNER, None, "Hello")
         with pytest.raises(ServerError, match="broke off before the answer was over"):
-            list(session.answering.answer(OWNER, id, COLD))
+            list(updates_of(session, OWNER, id, COLD))
         begun = "".join(f"word-{n} " for n in range(12))
         assert text_of(session, id) == begun
         server.breaks = None
@@ -194,11 +194,11 @@ def test_a_server_that_cannot_go_on_says_so_and_the_answer_stays() -> None:
     with stub(breaks=5) as server, opened(server) as session:
         id = session.chat.say(OWNER, None, "Hello")
         with pytest.raises(ServerError):
-            list(session.answering.answer(OWNER, id, COLD))
+            list(updates_of(session, OWNER, id, COLD))
         before = text_of(session, id)
         session.chat.continue_answer(OWNER, id)
         with pytest.raises(ServerError, match="cannot continue an answer"):
-            list(session.answering.answer(OWNER, id, COLD))
+            list(updates_of(session, OWNER, id, COLD))
         assert text_of(session, id) == before != ""
 
 

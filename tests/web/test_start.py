@@ -30,7 +30,7 @@ from engine.settings import Runtime, Sampling
 from storage.database import Database
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.blocks import made
-from tests.support.inside import OWNER, preferences, texts
+from tests.support.inside import OWNER, preferences, texts, updates_of
 from tests.support.quick import quick
 from tests.support.shop import Shop, ask, shop
 
@@ -78,7 +78,7 @@ def start(shop: Shop, db: Database) -> Iterator[Start]:
 def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
     session = start.session
     conversation = session.chat.say(OWNER, None, "hello there")
-    items = session.answering.answer(OWNER, conversation, preferences())
+    items = updates_of(session, OWNER, conversation, preferences())
     first = next(items)
     assert first == Waiting(1, loading=True)
     assert "Waiting for the model to load" in waiting_line(first)
@@ -94,7 +94,7 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
 ) -> None:
     session = start.session
     conversation = session.chat.say(OWNER, None, "hello there")
-    items = session.answering.answer(OWNER, conversation, preferences())
+    items = updates_of(session, OWNER, conversation, preferences())
     next(items)
     session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled):
@@ -104,7 +104,7 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
     (message,) = session.chat.conversations(OWNER).messages(conversation)
     session.chat.edit(OWNER, conversation, message.id, "something else")
     start.end()
-    *_, last = session.answering.answer(OWNER, conversation, preferences())
+    *_, last = updates_of(session, OWNER, conversation, preferences())
     assert isinstance(last, Update) and last.text
 
 

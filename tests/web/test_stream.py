@@ -263,7 +263,7 @@ class Held:
         self.session, self.gate = session, threading.Semaphore(0)
 
     def answer(self, owner: str, conversation: str, requested: Preferences) -> Iterator[Any]:
-        for item in self.session.answering.asked(owner, conversation, requested):
+        for item in self.session.answering.answer(owner, conversation, requested):
             if isinstance(item, Update) and item.finish is None:
                 self.gate.acquire(timeout=60)
             yield item

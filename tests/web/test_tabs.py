@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -202,6 +203,12 @@ def test_a_comparison_shows_no_gain_where_nothing_was_accepted(session: Session)
     assert "<b>4.00 s</b> whole answer" in head and "<b>2.00 s</b> decoding" in head
 
 
+def figures_of(session: Session, conversation: str) -> Any:
+    """The figures that a page shows when it opens a conversation."""
+    on = tab_of(chat.Chat, session)
+    return on.shown(Visit("local", "page", {}), conversation)[on.figures]
+
+
 def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +225,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     shown = on.over(Visit("local", "page", {}), data, conversation)[on.figures]
     assert shown["h"][1] == times(live(last.metrics).whole)
     assert "estimated" in shown["n"] and on.figures.value == {}
-    reopened = tab_of(chat.Chat, session).last_figures("local", conversation)
+    reopened = figures_of(session, conversation)
     for part in ("h", "n", "e"):
         assert reopened[part] == shown[part], "it was stored as it ended"
     assert "tokens in" in str(shown["e"]) and "seed 3" in str(shown["e"])
@@ -226,7 +233,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     proved = Reruns(5, 0, 2.0, 1.0, (1.9, 2.1), Speedup(2.0, 2.2, None, 1.9, 2.1))
     monkeypatch.setattr("app.service.proofs.reruns_of", lambda answered, pairs: proved)
     *_, proof = session.proofs.prove("local", conversation)
-    values = tab_of(chat.Chat, session).last_figures("local", conversation)
+    values = figures_of(session, conversation)
     assert values["h"][1] == f"{proof.speedup.whole:.2f}×" and "decoding alone" in values["n"]
 
 
@@ -254,9 +261,7 @@ def test_there_is_one_plain_speed(session: Session) -> None:
     *_, proof = session.proofs.prove("local", conversation)
     assert proof.plain is not None
     assert session.current.plain.when == "by the last proof"
-    assert "p" not in tab_of(chat.Chat, session).last_figures("local", conversation), (
-        "that is of its time"
-    )
+    assert "p" not in figures_of(session, conversation), "that is of its time"
 
 
 @pytest.fixture

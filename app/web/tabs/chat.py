@@ -364,9 +364,11 @@ class Chat(Tab):
             return False
         return finish not in COMPLETE
 
-    def viewed(self, visit: Visit, conversation: str | None) -> tuple[render.Data, bool, bool]:
-        """The value of the token view for a conversation, whether the conversation has messages,
-        and whether an answer is growing."""
+    def viewed(
+        self, visit: Visit, conversation: str | None
+    ) -> tuple[render.Data, Sequence[StoredMessage], bool]:
+        """The value of the token view for a conversation, the messages that it shows, and whether
+        an answer is growing."""
         # The revision is read first, so that the page looks again for any later change.
         watch = watched(self.session, visit.owner, conversation)
         messages, answer = self.messages_and_answer(visit.owner, conversation)
@@ -375,7 +377,7 @@ class Chat(Tab):
         notes = self.notes(visit.owner, conversation, messages, pending)
         value = self.token_value(visit.page, messages, answer, continuable=continuable, notes=notes)
         asking = self.asking(visit.owner, conversation, pending)
-        return {**value, **watch, **asking}, bool(messages), answer is not None
+        return {**value, **watch, **asking}, messages, answer is not None
 
     def pending(self, owner: str, conversation: str | None) -> Pending | None:
         """The call that waits, unless an answer grows."""
@@ -400,10 +402,7 @@ class Chat(Tab):
         waiting = pending.call.name if pending else ""
         return remarks(self.session.database, owner, conversation, messages, waiting)
 
-    def last_figures(self, owner: str, conversation: str | None) -> render.Data:
-        messages = (
-            self.session.chat.conversations(owner).messages(conversation) if conversation else ()
-        )
+    def last_figures(self, owner: str, messages: Sequence[StoredMessage]) -> render.Data:
         run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
         if run_id is None:
             return panel_values(None)
@@ -428,14 +427,14 @@ class Chat(Tab):
     def shown(self, visit: Visit, conversation: str | None) -> Updates:
         """Show a conversation. The figures are those of its last stored answer; while an answer
         grows, its stream sends the figures."""
-        value, has_messages, growing = self.viewed(visit, conversation)
+        value, messages, growing = self.viewed(visit, conversation)
         values = panel_values(None)
         if not growing:
             with notify_errors():
-                values = self.last_figures(visit.owner, conversation)
+                values = self.last_figures(visit.owner, messages)
         return {
             self.tokens: value,
-            self.empty: gr.update(visible=not has_messages),
+            self.empty: gr.update(visible=not messages),
             self.figures: values,
             **self.working(growing or self.busy(visit.owner, conversation)),
         }

@@ -39,7 +39,6 @@ from app.web.kit import (
     newest,
     notify_errors,
     numbered,
-    provided_arguments,
     show,
     show_notices,
     small_button,
@@ -155,9 +154,9 @@ class ConversationList(Tab):
     def with_list(
         self, handler: Callable[..., Updates], inputs: Sequence[Block], outputs: Sequence[Block]
     ) -> Event:
-        """An event whose handler takes the open conversation, then the values of `inputs`. It also
-        updates the list if that changed, which saves an event of its own."""
-        provided = provided_arguments(handler)
+        """An event whose handler takes the visit, the event's data and the open conversation, then
+        the values of `inputs`. It also updates the list if that changed, which saves an event of
+        its own."""
 
         def both(
             visit: Visit,
@@ -166,8 +165,7 @@ class ConversationList(Tab):
             search: str,
             *values: object,
         ) -> Updates:
-            known = {"visit": visit, "data": data}
-            updates: Updates = handler(*(known[name] for name in provided), conversation, *values)
+            updates = handler(visit, data, conversation, *values)
             # The handler may have opened another conversation.
             now = self.session.viewing.get(visit.page, conversation)
             with notify_errors():

@@ -1,8 +1,9 @@
 """The Diagnostics tab: past runs with filters; the charts, prompt and text of a run; and its steps.
 
-A chart or the list of runs opens a run. Its charts or the list of its steps open a step. Lists are
-sent in pages, and the database sums up what charts show, so a page receives as much data for a
-million steps as for a hundred.
+A chart or the list of runs opens a run, whose steps are read once for all that is shown of it. Its
+charts or the list of its steps open a step. Lists are sent in pages. The database sums up what the
+charts of all runs show, and `steps.digest` what those of one run show, so a page receives as much
+data for a million steps as for a hundred.
 """
 
 import time
@@ -39,7 +40,8 @@ from app.web.run_html import title_of
 from app.web.token_view import token_view
 from assets import read
 from engine.errors import StorageError, StrataError
-from storage.steps import NOTHING, Digest
+from engine.types import Step
+from storage.steps import NOTHING, Digest, digest
 from storage.traces import Filter, Kind, Mark, Trace, Traces
 
 HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Tokens/step", "Speedup*"]
@@ -255,15 +257,15 @@ class Diagnostics(Tab):
     def opened(self, store: Traces, run_id: str | None) -> Updates:
         if run_id is None:
             return {self.shown: None, self.title: run_html.NO_RUN_YET}
-        trace, run, sums = store.get(run_id), store.load(run_id, steps=False), store.digest(run_id)
-        exact, steps = self.exact(store, trace), store.steps(run_id, 0, MOST_TOKENS)
+        trace, run = store.get(run_id), store.load(run_id)
+        exact, steps = self.exact(store, trace), run.steps[:MOST_TOKENS]
         return {
             self.shown: run_id,
             self.title: run_html.heading(trace, run),
             self.read_prompt: run_html.prompt(store.stored_prompt(run_id), exact),
             self.answer: render.side_by_side(run_id, steps, MOST_TOKENS),
-            **dict(zip(self.plots, figures_of(self.session, sums), strict=True)),
-            **self.at_step(store, run_id, 1),
+            **dict(zip(self.plots, figures_of(self.session, digest(run)), strict=True)),
+            **self.page_of_steps(run.steps[:ROWS], 1, len(run.steps)),
         }
 
     def exact(self, store: Traces, run: Trace) -> str | None:
@@ -278,9 +280,12 @@ class Diagnostics(Tab):
     def at_step(self, store: Traces, run_id: str, number: int) -> Updates:
         count = store.step_count(run_id)
         number = max(1, min(number, count))
-        start = (number - 1) // ROWS * ROWS
-        steps = store.steps(run_id, start, ROWS)
-        place = number - 1 - start
+        steps = store.steps(run_id, (number - 1) // ROWS * ROWS, ROWS)
+        return self.page_of_steps(steps, number, count)
+
+    def page_of_steps(self, steps: Sequence[Step], number: int, count: int) -> Updates:
+        """The page of the list that has step `number` of a run of `count` steps, and its card."""
+        place = (number - 1) % ROWS
         return {
             self.step: gr.update(maximum=max(2, count), value=number, interactive=count > 1),
             self.steps: [run_html.step_row(step) for step in steps],
@@ -367,5 +372,5 @@ class Diagnostics(Tab):
         yield measured(self.session)
 
     def curve(self, owner: str, shown: str | None) -> Updates:
-        run = self.store(owner).digest(shown) if shown else NOTHING
-        return {self.plots[COSTS]: cost_figure(self.session, run)}
+        sums = digest(self.store(owner).load(shown)) if shown else NOTHING
+        return {self.plots[COSTS]: cost_figure(self.session, sums)}
