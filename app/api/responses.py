@@ -79,6 +79,7 @@ class Item(Given):
     content: Content = []
     call_id: Id | None = None
     name: ToolName | None = None
+    namespace: ToolName | None = None
     arguments: Arguments = "{}"
     input: str = ""
     action: Object = "{}"
@@ -96,7 +97,7 @@ class Item(Given):
 
     @property
     def message(self) -> Message:
-        id, name = self.call_id or "", self.name or ""
+        id, name = self.call_id or "", joint_name(self.namespace or "", self.name or "")
         calls = {
             "function_call": ToolCall(id, name, self.arguments),
             "custom_tool_call": ToolCall(id, name, as_json({"input": self.input})),
@@ -117,6 +118,12 @@ ANY_INPUT = as_json(
 )
 
 
+def joint_name(namespace: str, name: str) -> str:
+    """The name by which a model knows a tool of a namespace, as programs form it as well."""
+    separator = "" if namespace.endswith("_") or not namespace else "__"
+    return namespace + separator + name
+
+
 class InputFormat(Given):
     type: Literal["text", "grammar"] = "text"
     syntax: str = ""
@@ -124,11 +131,27 @@ class InputFormat(Given):
 
 
 class SentTool(ToolFunction):
-    """A function, or a custom tool: a function whose only argument is a text. The grammar of the
-    text, if there is one, is told to the model and not enforced."""
+    """A function; a custom tool, which is a function whose only argument is a text; or a namespace
+    of such tools. Codex sends the tools of each MCP server as one. The grammar of the text of a
+    custom tool, if there is one, is told to the model and not enforced."""
 
-    type: Literal["function", "custom"]
+    type: Literal["function", "custom", "namespace"]
     format: InputFormat = InputFormat()
+    tools: Annotated[list["SentTool"], FailFast(), offer("function", "custom")] = []
+
+    def named(self) -> dict[str, tuple[str, "SentTool"]]:
+        """The tool with its namespace, or all of a namespace, by the names that a model knows."""
+        if self.type != "namespace":
+            return {self.name: ("", self)}
+        return {joint_name(self.name, tool.name): (self.name, tool) for tool in self.tools}
+
+    def offered(self) -> list[Tool]:
+        """What a model reads of them. What a namespace says of itself precedes its first tool."""
+        found = [replace(tool.tool, name=name) for name, (_, tool) in self.named().items()]
+        if self.type == "namespace" and found and self.description:
+            text = f"{self.description}\n\n{found[0].description}"
+            found[0] = replace(found[0], description=text.strip())
+        return found
 
     @property
     def tool(self) -> Tool:
@@ -140,13 +163,15 @@ class SentTool(ToolFunction):
             description += self.format.definition
         return Tool(self.name, description, ANY_INPUT)
 
-
-def shown(tool: SentTool) -> Data:
-    """A tool in an answer, as it was sent."""
-    if tool.type == "custom":
-        return tool.model_dump(exclude={"parameters"})
-    given = tool.model_dump(exclude={"format"})
-    return {**given, "parameters": json.loads(tool.parameters), "strict": None}
+    def shown(self) -> Data:
+        """The tool in an answer, as it was sent."""
+        kept = {"type", "name", "description"}
+        if self.type == "custom":
+            return self.model_dump(include=kept | {"format"})
+        known = self.model_dump(include=kept)
+        if self.type == "namespace":
+            return {**known, "tools": [tool.shown() for tool in self.tools]}
+        return {**known, "parameters": json.loads(self.parameters), "strict": None}
 
 
 class TextOptions(Given):
@@ -164,7 +189,7 @@ class Responses(Body):
     previous_response_id: Id | None = None
     store: bool = True
     max_output_tokens: Limit = None
-    tools: Annotated[list[SentTool], FailFast(), offer("function", "custom")] = []
+    tools: Annotated[list[SentTool], FailFast(), offer("function", "custom", "namespace")] = []
     tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
@@ -185,8 +210,20 @@ class Responses(Body):
         before = earlier(self.previous_response_id) if self.previous_response_id else ()
         instructions = Message("system", self.instructions)
         turns = [instructions, *before, *(each.message for each in self.input)]
-        tools = [each.tool for each in self.tools]
-        return [talk(basic, info, turns, tools, self.tool_choice, "input")]
+        tools = [tool for each in self.tools for tool in each.offered()]
+        return [talk(basic, info, turns, tools, self.choice, "input")]
+
+    @property
+    def named(self) -> dict[str, tuple[str, SentTool]]:
+        return {name: tool for each in self.tools for name, tool in each.named().items()}
+
+    @property
+    def choice(self) -> Choice:
+        """The choice of a tool, which may leave out the namespace if no other tool has its name."""
+        choice: Choice = self.tool_choice
+        known = self.named
+        within = [name for name, (_, tool) in known.items() if tool.name == choice.name]
+        return replace(choice, name=within[0]) if len(within) == 1 else choice
 
 
 class ResponsesReply(Blocks):
@@ -199,11 +236,15 @@ class ResponsesReply(Blocks):
         return {"type": f"response.{name}", "sequence_number": self.sent - 1, **data}
 
     def grow(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> list[Data]:
-        custom = {tool.name for tool in self.body.tools if tool.type == "custom"}
-        if call is not None and call.name in custom:
+        _, tool = self.tool_of(call)
+        if tool is not None and tool.type == "custom":
             found = json.loads(text or "{}").get("input")
             kind, text = "custom", found if isinstance(found, str) else text
         return super().grow(kind, text, call)
+
+    def tool_of(self, call: ToolCall | None) -> tuple[str, SentTool | None]:
+        """The called tool, and its namespace."""
+        return ("", None) if call is None else self.body.named.get(call.name, ("", None))
 
     def begin(self, tokens: int) -> list[Data]:
         names = "created", "in_progress"
@@ -211,7 +252,7 @@ class ResponsesReply(Blocks):
 
     def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
         output, name = block.number, ITEMS[block.kind][2]
-        item = item_of(block, "in_progress" if step == "start" else "completed")
+        item = self.item(block, "in_progress" if step == "start" else "completed")
         where: Data = {"item_id": item["id"], "output_index": output}
         if block.call is None:
             where["content_index"] = 0
@@ -246,14 +287,30 @@ class ResponsesReply(Blocks):
             "error": None,
             "incomplete_details": cut,
             "model": self.info.name,
-            "output": [item_of(block, "completed") for block in self.blocks],
+            "output": [self.item(block, "completed") for block in self.blocks],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "temperature": generation.sampling.temperature,
             "top_p": generation.sampling.top_p,
             "tool_choice": body.tool_choice.sent,
-            "tools": [shown(each) for each in body.tools],
+            "tools": [each.shown() for each in body.tools],
         }
+
+    def item(self, block: Block, status: str) -> Data:
+        kind, prefix, _ = ITEMS[block.kind]
+        item: Data = {"type": kind, "id": prefix + block.id, "status": status}
+        if call := block.call:
+            namespace, tool = self.tool_of(call)
+            within = {"namespace": namespace} if namespace else {}
+            name = call.name if tool is None else tool.name
+            return item | {
+                "call_id": call.id,
+                **within,
+                "name": name,
+                WRITTEN[block.kind]: block.text,
+            }
+        more: Data = {"summary": []} if block.kind == "thinking" else {"role": "assistant"}
+        return item | more | {"content": [part_of(block)] if block.text else []}
 
     @property
     def kept(self) -> tuple[str, tuple[Message, ...]] | None:
@@ -290,12 +347,3 @@ class ResponsesReply(Blocks):
 def part_of(block: Block) -> Data:
     part = {"type": ITEMS[block.kind][2], "text": block.text}
     return part | ({"annotations": [], "logprobs": []} if block.kind == "text" else {})
-
-
-def item_of(block: Block, status: str) -> Data:
-    kind, prefix, _ = ITEMS[block.kind]
-    item: Data = {"type": kind, "id": prefix + block.id, "status": status}
-    if call := block.call:
-        return item | {"call_id": call.id, "name": call.name, WRITTEN[block.kind]: block.text}
-    more: Data = {"summary": []} if block.kind == "thinking" else {"role": "assistant"}
-    return item | more | {"content": [part_of(block)] if block.text else []}

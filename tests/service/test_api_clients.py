@@ -251,7 +251,7 @@ def test_a_client_calls_a_tool_and_reads_on(
     assert first == {"text": "I look.", "run": {"command": "ls"}}
     shown = json.loads(backend.prompts[-1].partition("<|system|>")[2].partition("<|end|>")[0])
     names = [tool["function"]["name"] for tool in shown]
-    expected = ["run", "apply_patch"] if name == "Codex" else ["run"]
+    expected = ["run", "mcp__x__run", "apply_patch"] if name == "Codex" else ["run"]
     assert names == expected, "other kinds are left out"
     assert shown[0]["function"]["parameters"] == PARAMETERS
     assert dict(read(events(sent.send(client)))) == {"text": "Found 2 files."}

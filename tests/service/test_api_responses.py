@@ -37,6 +37,8 @@ THOUGHT = "<think>\nI need the weather.\n</think>\n\n"
 def script(prompt: str) -> str:
     if "<tool_response>" in prompt:
         return f"It is {prompt.rpartition('get_weather: ')[2].partition('<')[0]}."
+    if "mcp__sky__get_weather" in prompt:
+        return f"{THOUGHT}I look it up.\n{CALL}\n{CALL}".replace('"get_', '"mcp__sky__get_')
     if "get_weather" in prompt:
         return f"{THOUGHT}I look it up.\n{CALL}\n{CALL}"
     if "apply_patch" in prompt:
@@ -111,6 +113,54 @@ def test_a_custom_tool_is_called_with_a_text(program: openai.OpenAI, backend: Sc
     plain = {"type": "custom", "name": "get_weather"}
     found = answer(program, tools=[plain]).output[-1]
     assert found.input == '{"city": "Paris"}', "arguments of another shape stay as they are"
+
+
+def test_tools_of_a_namespace_are_called_by_both_names(
+    program: openai.OpenAI, backend: Scripted
+) -> None:
+    """Codex sends the tools of an MCP server like this, and routes a call by both names."""
+    space: Any = {
+        "type": "namespace",
+        "name": "mcp__sky",
+        "description": "All about the sky.",
+        "tools": [WEATHER, CUSTOM, {"type": "web_search"}],
+    }
+    long = {**space, "name": "mcp__sea__", "description": "", "tools": [WEATHER]}
+    whole = answer(program, tools=[space, long])
+    (system, _) = backend.prompts[-1].split("<|end|>", 1)
+    told = [each["function"] for each in json.loads(system.removeprefix("<|system|>"))]
+    names = ["mcp__sky__get_weather", "mcp__sky__apply_patch", "mcp__sea__get_weather"]
+    assert [each["name"] for each in told] == names
+    assert told[0]["description"] == "All about the sky.\n\nLooks it up."
+    assert told[2]["description"] == "Looks it up."
+    calls = [item.to_dict() for item in whole.output[2:]]
+    assert [(call["namespace"], call["name"]) for call in calls] == [
+        ("mcp__sky", "get_weather")
+    ] * 2
+    shown = whole.to_dict()["tools"]
+    assert [tool["name"] for tool in shown] == ["mcp__sky", "mcp__sea__"]
+    assert [tool["type"] for tool in shown[0]["tools"]] == ["function", "custom"]
+    events = [*answer(program, tools=[space], stream=True)]
+    done = [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
+    assert [(item.get("namespace"), item.get("name")) for item in done[2:]] == [
+        ("mcp__sky", "get_weather")
+    ] * 2
+    results = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "mild"}
+        for call in calls
+    ]
+    history = [{"role": "user", "content": QUESTION}, *calls, *results]
+    for given in ({"input": history}, {"input": results, "previous_response_id": whole.id}):
+        answer(program, tools=[space], **given)
+        assert '"name": "mcp__sky__get_weather", "arguments"' in backend.prompts[-1]
+        assert "mcp__sky__get_weather: mild</tool_response>" in backend.prompts[-1]
+    choice: Any = {"type": "custom", "name": "apply_patch"}
+    (forced,) = answer(program, tools=[space, long], tool_choice=choice).to_dict()["output"]
+    names = [forced[field] for field in ("type", "namespace", "name")]
+    assert names == ["custom_tool_call", "mcp__sky", "apply_patch"]
+    with pytest.raises(openai.BadRequestError, match="'get_weather', which is none"):
+        two: Any = {"type": "function", "name": "get_weather"}
+        answer(program, tools=[space, long], tool_choice=two)
 
 
 def test_a_stream_is_what_the_whole_answer_is(program: openai.OpenAI) -> None:
