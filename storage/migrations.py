@@ -478,10 +478,12 @@ ALTER TABLE steps ADD COLUMN beside INTEGER NOT NULL DEFAULT 0;
 """,
     ),
     (
-        # Environment variables of a server of tools, or headers if it is reached over HTTP.
+        # Environment variables of a server of tools, or headers if it is reached over HTTP, and
+        # what it granted at a login.
         "0024-settings-of-tool-servers",
         """
 ALTER TABLE tool_servers ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE tool_servers ADD COLUMN login TEXT NOT NULL DEFAULT '{}';
 """,
     ),
 )

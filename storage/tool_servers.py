@@ -7,7 +7,7 @@ on. If a server lists it again in other words, it is off again, because nobody h
 import secrets
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -89,6 +89,16 @@ class ToolServerStore:
     def set_tools(self, id: str, tools: Sequence[ServerTool]) -> None:
         query = "UPDATE tool_servers SET tools = ? WHERE id = ?"
         self._db.execute_write(query, [_tools_json(tools), id])
+
+    def login(self, id: str) -> dict[str, Any]:
+        """What a server granted at a login, by name; {} if nothing, or no such server."""
+        rows = self._db.execute_read("SELECT login FROM tool_servers WHERE id = ?", [id])
+        found = from_json(rows[0][0]) if rows else None
+        return found if isinstance(found, dict) else {}
+
+    def set_login(self, id: str, name: str, granted: dict[str, Any]) -> None:
+        query = "UPDATE tool_servers SET login = ? WHERE id = ?"
+        self._db.execute_write(query, [to_json({**self.login(id), name: granted}), id])
 
     def remove(self, id: str) -> None:
         self._db.execute_write("DELETE FROM tool_servers WHERE id = ?", [id])

@@ -20,15 +20,17 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from app.service.jobs import Stop
+from app.service.tool_logins import Login
 from app.service.tool_settings import filled
 from engine.errors import Cancelled, ToolError, first_line
 from engine.tools import as_json
 from engine.types import ToolCall
-from storage.tool_servers import ServerTool, ToolServer
+from storage.tool_servers import ServerTool, ToolServer, ToolServerStore
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.client._transport import Transport, TransportStreams
+    from mcp.client.auth import OAuthClientProvider
     from mcp_types import CallToolResult
 
 T = TypeVar("T")
@@ -49,7 +51,8 @@ LONGEST_LOG = 300
 class Connections:
     """Open connections to tool servers, on an event loop that has a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: ToolServerStore) -> None:
+        self.store = store
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.open: dict[str, Connection] = {}
@@ -105,17 +108,17 @@ class Connections:
     async def within(self, server: ToolServer, work: Callable[["Client"], Awaitable[T]]) -> T:
         connection = self.open.get(server.id)
         if connection is None:
-            connection = self.open[server.id] = Connection(server)
+            connection = self.open[server.id] = Connection(server, self.store)
             self.tasks.add(connection.task)
             connection.task.add_done_callback(self.tasks.discard)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with connection.patience():
                 return await work(await asyncio.shield(connection.client))
         except BaseException as error:
             self.end(server.id, connection)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise failure(server, error, connection.written()) from error
+            raise failure(connection, error) from error
 
     def started(self) -> asyncio.AbstractEventLoop:
         with self.lock:
@@ -148,19 +151,24 @@ class Connections:
 class Connection:
     """One open server. A task of its own opens and closes it, as the library demands."""
 
-    def __init__(self, server: ToolServer) -> None:
+    def __init__(self, server: ToolServer, store: ToolServerStore) -> None:
+        self.server, self.login = server, Login(server, store, self.wait)
+        self.seconds = CALL_SECONDS
+        """How long a request may take."""
+        self.limits = set[asyncio.Timeout]()
+        """Those of the requests in progress."""
         self.log: TextIO | None = None
         """What the server writes to its standard error; `wrote` is its end, once it is closed."""
         self.wrote = ""
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self.keep(server))
+        self.task = asyncio.create_task(self.keep())
 
-    async def keep(self, server: ToolServer) -> None:
+    async def keep(self) -> None:
         from mcp import Client
 
         with TextIOWrapper(TemporaryFile(), "utf-8", "replace") as self.log:
             try:
-                async with Client(transport(server, self.log)) as client:
+                async with Client(self.transport(self.log)) as client:
                     self.client.set_result(client)
                     await asyncio.Event().wait()
             except Exception as error:
@@ -170,6 +178,35 @@ class Connection:
                 self.client.cancel()
                 self.wrote = self.written()
 
+    def transport(self, log: TextIO) -> "Transport":
+        """How the server is reached: over HTTP, or as a program that is started."""
+        from mcp import StdioServerParameters, stdio_client
+
+        address = self.server.address
+        settings = {name: filled(value) for name, value in self.server.settings.items()}
+        if address.startswith(("http://", "https://")):
+            url, has_key = filled(address), "authorization" in map(str.lower, settings)
+            return over_http(url, settings, None if has_key else self.login.provider(url), log)
+        command, *arguments = map(filled, shlex.split(address))
+        known = StdioServerParameters(command=command, args=arguments, env=settings or None)
+        return stdio_client(known, log)
+
+    @asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """The limit of a request in this block."""
+        async with asyncio.timeout(self.seconds) as limit:
+            self.limits.add(limit)
+            try:
+                yield
+            finally:
+                self.limits.discard(limit)
+
+    def wait(self, seconds: float) -> None:
+        """Let the requests in progress take so many seconds from now on, as a person logs in."""
+        self.seconds = seconds
+        for limit in self.limits:
+            limit.reschedule(asyncio.get_running_loop().time() + seconds)
+
     def written(self) -> str:
         if self.log is None or self.log.closed:
             return self.wrote
@@ -177,34 +214,22 @@ class Connection:
         return self.log.read().strip()
 
 
-def transport(server: ToolServer, log: TextIO) -> "Transport":
-    """How a server is reached: over HTTP, or as a program that is started."""
-    from mcp import StdioServerParameters, stdio_client
-
-    settings = {name: filled(value) for name, value in server.settings.items()}
-    if server.address.startswith(("http://", "https://")):
-        return over_http(filled(server.address), settings, log)
-    command, *arguments = map(filled, shlex.split(server.address))
-    known = StdioServerParameters(command=command, args=arguments, env=settings or None)
-    return stdio_client(known, log)
-
-
 @asynccontextmanager
 async def over_http(
-    url: str, headers: dict[str, str], log: TextIO
+    url: str, headers: dict[str, str], login: "OAuthClientProvider | None", log: TextIO
 ) -> AsyncIterator["TransportStreams"]:
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     async def answered(response: httpx2.Response) -> None:
-        if response.is_error:
+        if response.is_error and str(response.request.url) == url:
             log.write(f"HTTP {response.status_code} {response.reason_phrase}\n")
 
     # A stream of events may be silent for as long as it likes; requests have a limit of their own.
     patience = httpx2.Timeout(CALL_SECONDS, read=None)
     async with (
         httpx2.AsyncClient(
-            headers=headers, timeout=patience, event_hooks={"response": [answered]}
+            headers=headers, auth=login, timeout=patience, event_hooks={"response": [answered]}
         ) as client,
         streamable_http_client(url, http_client=client) as streams,
     ):
@@ -229,11 +254,12 @@ def text_of(result: "CallToolResult") -> str:
     return (FAILED if result.is_error else "") + "\n".join(parts)
 
 
-def failure(server: ToolServer, error: BaseException, log: str) -> ToolError:
+def failure(connection: Connection, error: BaseException) -> ToolError:
+    server, log = connection.server, connection.written()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
-        what = f"gave no answer within {CALL_SECONDS:.0f} s, and was ended"
+        what = f"gave no answer within {connection.seconds:.0f} s, and was ended"
     elif isinstance(error, OSError):
         what = f"cannot be started or reached ({error.strerror or first_line(error)})"
     else:

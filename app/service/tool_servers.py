@@ -36,7 +36,7 @@ class ToolServers:
 
     def __init__(self, database: Database, current: Current, guests: bool) -> None:
         self.store, self.current, self.guests = ToolServerStore(database), current, guests
-        self.connections = Connections()
+        self.connections = Connections(self.store)
         self.others: Callable[[], Sequence[str]] = tuple
 
     @property

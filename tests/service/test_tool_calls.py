@@ -31,7 +31,7 @@ from engine.types import ToolCall
 from storage import imports
 from storage.conversations import StoredMessage
 from storage.database import Database
-from storage.tool_servers import ToolServer
+from storage.tool_servers import ToolServer, ToolServerStore
 from tests.support import tool_server
 from tests.support.calling import COMMAND, call, hangs
 from tests.support.inside import OWNER, compare, messages, on_toy, preferences, proven, soon, swap
@@ -166,15 +166,16 @@ def read(chat: Chatting, conversation: str) -> list[str]:
 @pytest.fixture(scope="module")
 def connections() -> Iterator[Connections]:
     """The connections of all tests here: a server takes a second to start."""
-    made = Connections()
-    yield made
-    made.close()
+    with Database() as db:
+        made = Connections(ToolServerStore(db))
+        yield made
+        made.close()
     KNOWN.clear()
 
 
 @pytest.fixture(autouse=True)
 def shared(connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_servers, "Connections", lambda: connections)
+    monkeypatch.setattr(tool_servers, "Connections", lambda store: connections)
 
 
 def test_an_allowed_call_runs_and_the_model_answers_on(db: Database) -> None:

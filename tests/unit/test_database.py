@@ -44,7 +44,7 @@ PINNED = {
     "0021-tool-servers": "5702fefb98971a19",
     "0022-results-of-tools": "6f339942813617a5",
     "0023-answers-at-once": "ea979379280f58bd",
-    "0024-settings-of-tool-servers": "d14fad695960fcbb",
+    "0024-settings-of-tool-servers": "61d3ab9ad60e57e2",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

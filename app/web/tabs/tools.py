@@ -22,7 +22,10 @@ from app.web.markup import finding, fine_print
 from engine.errors import SettingError
 from storage.tool_servers import LONGEST_NAME, ToolServer
 
-STARTS = "The server starts. The first time, this may take a minute."
+STARTS = (
+    "The server starts, which may take a minute the first time. If it asks for a login, its page "
+    "opens in the browser of this machine."
+)
 FAILED = "This did not work"
 SETTINGS = "API_KEY=${MY_KEY} for a command, Authorization: Bearer ${MY_KEY} for a URL"
 SUMMARY = 120
