@@ -154,7 +154,7 @@ class Connection:
     def __init__(self, server: ToolServer, store: ToolServerStore) -> None:
         self.server, self.login = server, Login(server, store, self.wait)
         self.seconds = CALL_SECONDS
-        """How long a request may take."""
+        """How long the last request may take."""
         self.limits = set[asyncio.Timeout]()
         """Those of the requests in progress."""
         self.log: TextIO | None = None
@@ -194,6 +194,7 @@ class Connection:
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
         """The limit of a request in this block."""
+        self.seconds = CALL_SECONDS
         async with asyncio.timeout(self.seconds) as limit:
             self.limits.add(limit)
             try:

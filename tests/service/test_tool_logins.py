@@ -151,6 +151,8 @@ def test_a_login_is_asked_for_once_and_kept(
     assert [tool.name for tool in made.tools] == ["hello"] and len(browser.opened) == 1
     assert browser.shown == tool_logins.THANKS.decode()
     assert servers.call(made, HELLO, Stop()) == "Hello, you."
+    (connection,) = servers.connections.open.values()
+    assert connection.seconds == tool_connections.CALL_SECONDS, "only a login takes longer"
     servers.connections.close()
     again = on_toy(db).tool_servers
     assert again.call(made, HELLO, Stop()) == "Hello, you." and len(browser.opened) == 1
