@@ -10,7 +10,8 @@ Where the format leaves no choice, the tokens are known before the model is aske
 like the evidence of a database (`FormatTier`), in one tree with all other drafts, so drafting goes
 on behind them. Nodes that the format excludes are removed before they cost a row.
 
-While a model thinks, before its answer, everything is allowed.
+While a model thinks, before its answer, everything is allowed. If it may begin to think by itself,
+the marks for that are allowed at the beginning, beside what the format allows.
 """
 
 import json
@@ -193,21 +194,56 @@ class Position:
             raise refused(self.owner.form, self.matcher.get_error() or "no token fits")
         return bits.view(np.bool_)
 
+    @property
+    def is_free(self) -> bool:
+        return self.matcher is None
+
     def masked(self, logits: Floats) -> Floats:
         """Logits of what follows, with minus infinity where the format excludes a token."""
-        if self.matcher is None:
+        if self.is_free:
             return logits
         found = np.full_like(logits, -np.inf)
         np.copyto(found[: self.owner.size], logits[: self.owner.size], where=self.allowed)
         return found
 
 
+class Beginning(Position):
+    """The beginning of an answer whose model may think first. `tail` is what it has written of a
+    mark; if the format allows that as well, there is a `matcher`. Nothing is demanded here."""
+
+    is_free = False
+
+    @cached_property
+    def demanded(self) -> Sequence[int]:
+        return ()
+
+    def moved(self, token: int) -> Position | None:
+        text = self.tail + self.owner.pieces[token]
+        if place := self.owner.after_mark(text):
+            return place
+        place = None if self.matcher is None else super().moved(token)
+        if self.owner.opens(text):
+            return Beginning(self.owner, place.matcher if place else None, tail=text)
+        return place
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        found = np.zeros(self.owner.size, np.bool_)
+        if self.matcher is not None:
+            found |= super().allowed
+        for token, piece in enumerate(self.owner.pieces):
+            if piece and self.owner.opens(self.tail + piece):
+                found[token] = True
+        return found
+
+
 class Constraint:
     """The format of one answer while it is decoded. `here` is the place after the decided tokens.
 
-    If the chat template has opened a thinking part, `marks` are those of the model's thinking. The
-    tokens `known` of the answer exist already. Raises FormatError if the format or the vocabulary
-    cannot be used, or if the known tokens do not have this format.
+    `marks` are those of the model's thinking, if it thinks before its answer: the chat template has
+    opened the thinking, or the model `may_begin` it. The tokens `known` of the answer exist
+    already. Raises FormatError if the format or the vocabulary cannot be used, or if the known
+    tokens do not have this format.
     """
 
     def __init__(
@@ -216,6 +252,7 @@ class Constraint:
         form: AnswerFormat,
         known: Sequence[int] = (),
         marks: Sequence[Marks] = (),
+        may_begin: bool = False,
     ) -> None:
         vocabulary = Vocabulary.of(model)
         self.form, self.size, self.pieces = form, vocabulary.size, vocabulary.tokens
@@ -225,7 +262,11 @@ class Constraint:
         if self.matcher.is_error():
             raise refused(form, self.matcher.get_error())
         self.ends = [end.encode() for each in marks for end in each.ends]
+        self.begins = [each.begin.encode() for each in marks]
+        self.direct = {mark.encode() for each in marks for mark in each.direct}
         self.here = Position(self, None if marks else self.matcher)
+        if may_begin:
+            self.here = Beginning(self, self.matcher)
         self.places: dict[tuple[int, ...], Position] = {}
         self.advance(known)
 
@@ -235,6 +276,18 @@ class Constraint:
         if any(end in text for end in self.ends):
             return Position(self, self.matcher)
         return Position(self, None, tail=text[-max(map(len, self.ends)) :])
+
+    def opens(self, text: bytes) -> bool:
+        """Whether an answer that begins so may be about to think, or says that it does not."""
+        marks = (*self.begins, *self.direct)
+        return text.startswith(tuple(self.begins)) or any(m.startswith(text) for m in marks)
+
+    def after_mark(self, text: bytes) -> Position | None:
+        """The place after the first text of an answer; None if it has no whole mark."""
+        if text in self.direct:
+            return Position(self, self.matcher)
+        mark = next((begin for begin in self.begins if text.startswith(begin)), None)
+        return None if mark is None else self.after_thinking(text.removeprefix(mark))
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on after tokens that were decided. Raises FormatError if they do not fit."""

@@ -291,12 +291,18 @@ class Local:
                 loaded.memory.fit(request.owner)
 
     def thinking(self, request: Request) -> ThinkingChoice:
-        """What the chat template is told of thinking. Unless it is switched on, it is off in a
-        format, because a model that begins to think by itself could not do so there."""
+        """What the chat template is told of thinking. In a format it is off unless it is switched
+        on: who asks for a format rarely waits for thoughts."""
         chosen = request.generation.thinking
         if request.generation.format is not None and self.loaded.backend.info.can_think:
             return chosen is True
         return chosen
+
+    def may_think(self, request: Request) -> bool:
+        """Whether a model may begin to think by itself: if that is switched on, or cannot be
+        switched off."""
+        info = self.loaded.backend.info
+        return self.thinking(request) is True or (info.has_efforts and not info.can_think)
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
         """What tells the answer apart, in which alone stop strings count; None if they count
@@ -459,7 +465,9 @@ class Local:
             databases.prediction = PredictionTier(predicted)
         if form is not None:
             begun = request.answered or backend.tokenize(request.prefix)
-            constraint = Constraint(backend, form, begun, backend.info.marks if thinks else ())
+            may_begin = not thinks and self.may_think(request)
+            marks = backend.info.marks if thinks or may_begin else ()
+            constraint = Constraint(backend, form, begun, marks, may_begin)
         found = self.loaded.suited(request.method).drafters(
             databases,
             self.family(request.profile, models),

@@ -7,6 +7,7 @@ from functools import cache
 from weakref import ref
 
 import jsonschema
+import numpy as np
 import pytest
 
 from engine.backends.base import LogitScores
@@ -16,6 +17,7 @@ from engine.methods import METHODS, PLAIN, method_named
 from engine.recorded import nodes
 from engine.sampling import Floats
 from engine.settings import AnswerFormat, Drafting, Generation, Sampling
+from engine.thinking import Marks
 from engine.tree import Tree
 from engine.types import SCHEMA, Step
 from tests.support.lossless import (
@@ -201,6 +203,65 @@ def scores_of_all(
         return scores.row(row) if place is None else place.masked(scores.row(row))
 
     return LogitScores(read, scores.positions, given)
+
+
+MARKS = Marks("<th>", ("</",)), Marks("<ch>", ("<!",), direct=("<no>",))
+PARTS = {"<th>": "</", "<ch>": "<!", "<no>": "<no>", "": ""}
+"""What an answer may begin with, and what then comes before its text."""
+ANSWER = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_model_that_may_think_first_says_what_plain_decoding_says(temperature: float) -> None:
+    """What it begins with is a mark that leads to thoughts or to the answer, or the answer."""
+    begins = set()
+    for seed in range(24):
+        wanted = under(form_of(ANSWER), temperature, seed, most=240)
+        first, *others = (
+            steps_of(wanted, way, marks=MARKS) for way in (PLAIN, HD, METHODS["auto"])
+        )
+        for other in others:
+            assert_lossless(first, other)
+        text = text_of(first)
+        begin, end = next(pair for pair in PARTS.items() if text.startswith(pair[0]))
+        begins.add(begin)
+        answer = text.partition(end)[2] if end else text
+        if answer and first[-1].finish == "end":
+            jsonschema.validate(json.loads(answer), ANSWER)
+    assert len(begins) > 1 or temperature == 0
+
+
+def test_what_thoughts_may_begin_with_is_allowed_at_the_beginning_alone() -> None:
+    model = ToyBackend()
+    start = Constraint(model, form_of(ANSWER), (), MARKS, True).here
+    allowed = {chr(token) for token in np.flatnonzero(start.allowed) if token < 256}
+    assert allowed == {"<", "{"} and start.demanded == ()
+    inside = start.then(ord("{"))
+    assert inside is not None and not inside.allowed[ord("<")]
+    part = start.then(ord("<"))
+    assert part is not None and part.matcher is None
+    assert {chr(token) for token in np.flatnonzero(part.allowed)} == {"t", "c", "n"}
+    assert part.then(ord("{")) is None
+    direct = part
+    for letter in b"no>":
+        direct = direct and direct.then(letter)
+    assert direct is not None and direct.allowed[ord("{")] and not direct.allowed[ord("<")]
+
+
+def test_a_format_that_begins_like_a_mark_stays_possible() -> None:
+    model, form = ToyBackend(), AnswerFormat("regex", "<th(ree|>en)")
+    place = Constraint(model, form, b"<th", MARKS, True).here
+    allowed = {chr(token) for token in np.flatnonzero(place.allowed) if token < 256}
+    assert allowed == {"r", ">"}
+    three = place.then(ord("r"))
+    assert three is not None and three.matcher is not None and not three.is_free
+    thinking = place.then(ord(">"))
+    assert thinking is not None and thinking.is_free
 
 
 def test_a_model_that_was_unloaded_is_not_kept() -> None:

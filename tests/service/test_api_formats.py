@@ -13,10 +13,12 @@ from pydantic import BaseModel
 from engine.engine import Measured, Request
 from engine.methods import METHODS, PLAIN
 from engine.settings import Generation
+from engine.thinking import named
 from engine.types import Message, Step
 from tests.service.test_api_thinking import BEFORE, Thinker
 from tests.support import toy
 from tests.support.schemas import drawn, form_of, under
+from tests.support.scripted import Scripted
 from tests.support.served import Served, ask, served
 
 SCHEMA: dict[str, Any] = {
@@ -170,6 +172,49 @@ def test_a_model_thinks_freely_before_its_answer(
         off = ask(client, text="hello there", **body, speculative=speculative).json()
         message = off["choices"][0]["message"]
         assert not message.get("reasoning_content") and json.loads(message["content"])["a"]
+
+
+HARMONY = named(["<|channel|>analysis<|message|>"])
+DIRECT = "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("info", "given", "said", "thought"),
+    [
+        # Qwen 3 opens the thinking by itself, and its template can only close it.
+        ({"can_think": True}, {"enable_thinking": True}, "<think>\nso {\n</think>", "so {"),
+        ({"can_think": True}, {"enable_thinking": False}, "<think>\nso {\n</think>", None),
+        ({"can_think": True}, None, "<think>\nso {\n</think>", None),
+        # gpt-oss always says where it writes.
+        (
+            {"has_efforts": True, "marks": HARMONY},
+            None,
+            f"<|channel|>analysis<|message|>so {{{NEXT}{DIRECT}",
+            "so {",
+        ),
+        ({"has_efforts": True, "marks": HARMONY}, None, DIRECT, None),
+    ],
+)
+def test_a_model_that_begins_to_think_by_itself_may_do_so(
+    info: dict[str, Any], given: dict[str, Any] | None, said: str, thought: str | None
+) -> None:
+    backend = Scripted(lambda prompt: said + '{"a":1}')
+    backend.info = replace(backend.info, **info)
+    with served(backend) as made, made.client() as client:
+        for speculative in (None, False):
+            found = ask(
+                client,
+                text="hello there",
+                guided_json=OBJECT,
+                temperature=0,
+                max_tokens=160,
+                chat_template_kwargs=given or {},
+                speculative=speculative,
+            ).json()
+            message = found["choices"][0]["message"]
+            assert message.get("reasoning_content") == thought
+            jsonschema.validate(json.loads(message["content"]), OBJECT)
 
 
 def test_measured_runs_keep_the_format(server: Served) -> None:

@@ -14,6 +14,7 @@ from engine.drafting.databases import Databases
 from engine.hsd.family import Family
 from engine.methods import PLAIN, Method
 from engine.settings import AnswerFormat, Generation, Sampling
+from engine.thinking import Marks
 from engine.types import Step
 from tests.support.lossless import PROMPT
 from tests.support.toy import ToyBackend
@@ -108,10 +109,12 @@ def steps_of(
     costs: CostCurve | None = None,
     begun: Sequence[int] = (),
     prompt: Sequence[int] = PROMPT,
+    marks: Sequence[Marks] = (),
 ) -> list[Step]:
-    """The steps of an answer in a format, after the tokens that it has `begun` with."""
+    """The steps of an answer in a format, after the tokens that it has `begun` with. With `marks`
+    the model may begin to think."""
     backend, form = backend or ToyBackend(), wanted.format
-    constraint = None if form is None else Constraint(backend, form, begun)
+    constraint = None if form is None else Constraint(backend, form, begun, marks, bool(marks))
     given = databases or Databases(), family, wanted.sampling
     drafters = method.drafters(*given, target=backend, constraint=constraint)
     how = wanted, method.drafting
