@@ -7,6 +7,10 @@ the split "train" fill the model tier, answers of other models (--statistics) fi
 tier, and answers of the split "test" are replayed. The model tier learns each replayed answer
 afterwards, as in use.
 
+A line may also be a conversation, {"messages", "tools"} in OpenAI's form, such as an agent leaves
+it. Each message of the assistant is then an answer to those before it, and calls of tools are
+written as Hermes and Qwen write them.
+
 With `--record` a local model answers questions first, plainly, each from an empty cache and with a
 seed of its own: --seed for the first question, the next number for the next one. Such traces hold
 tokens instead of texts, and the sampler settings, so the drafters of a replay know the noise, as in
@@ -41,6 +45,7 @@ from engine.models.loaders import tokenizer as load_tokenizer
 from engine.runs import run as decoded
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
+from engine.types import Message
 from storage.statistics import StatisticsTable
 from storage.statistics_build import build
 
@@ -187,16 +192,47 @@ def read(options: argparse.Namespace, stack: ExitStack) -> tuple[Material, int]:
 
 
 def read_traces(path: Path, tokenizer: Tokenizer, template: str) -> list[Recording]:
+    found: list[Recording] = []
     with reading(path):
-        return [
-            Recording(
-                record["prompt"],
-                record.get("split", TRAIN),
-                tokenizer.tokenize(template.replace("{}", record["prompt"])),
-                [*tokenizer.tokenize(record["output"]), min(tokenizer.info.eos_ids)],
-            )
-            for record in tqdm(read_lines(path), desc=path.name, leave=False)
-        ]
+        for number, record in enumerate(tqdm(read_lines(path), desc=path.name, leave=False)):
+            if "messages" in record:
+                found += turns(f"{path.name} {number + 1}", record, tokenizer)
+                continue
+            prompt = tokenizer.tokenize(template.replace("{}", record["prompt"]))
+            answer = [*tokenizer.tokenize(record["output"]), min(tokenizer.info.eos_ids)]
+            found.append(Recording(record["prompt"], record.get("split", TRAIN), prompt, answer))
+    return found
+
+
+def turns(name: str, record: Record, tokenizer: Tokenizer) -> Iterator[Recording]:
+    """The answers of a conversation, each after all that was said before it."""
+    messages: list[Message] = []
+    if record.get("tools"):
+        messages.append(Message("system", f"Tools: {json.dumps(record['tools'])}"))
+    for each in record["messages"]:
+        role, text = each["role"], text_of(each)
+        if role == "assistant":
+            prompt = tokenizer.tokenize(tokenizer.render(messages))
+            answer = tokenizer.tokenize(tokenizer.special.literal(text))
+            ended = [*answer, min(tokenizer.info.eos_ids)]
+            yield Recording(name, record.get("split", TEST), prompt, ended)
+        messages.append(Message("user" if role == "tool" else role, text))
+
+
+def text_of(message: Record) -> str:
+    """A message with its calls, as one text."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "\n".join(part["text"] for part in content)
+    if message["role"] == "tool":
+        return f"<tool_response>\n{content}\n</tool_response>"
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    written = [
+        f'<tool_call>\n{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}'
+        "\n</tool_call>"
+        for call in calls
+    ]
+    return "\n".join(filter(None, (content, *written)))
 
 
 def drawn_recording(record: Record) -> Recording:
@@ -226,8 +262,8 @@ def reading(path: Path) -> Iterator[None]:
     except UNREADABLE as error:
         raise SettingError(
             f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON "
-            'object with "prompt", "output" and "split", or one that `python -m bench replay '
-            "--record` wrote."
+            'object with "prompt", "output" and "split", or with "messages", or one that `python '
+            "-m bench replay --record` wrote."
         ) from error
 
 

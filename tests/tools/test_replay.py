@@ -26,7 +26,7 @@ from engine.drafting.databases import Databases
 from engine.errors import SettingError
 from engine.methods import METHODS, Method, method_named
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import TIERS, Step
+from engine.types import TIERS, Message, Step
 from tests.conftest import EMBEDDED
 from tests.support.lossless import toy_table
 from tests.support.tiers import Table
@@ -198,9 +198,38 @@ def test_traces_are_read_as_the_model_would_read_them(tmp_path: Path, suffix: st
     assert second == Recording("ho {}", "train", [*b"<ho {}>"], [END])
 
 
+def test_every_answer_of_a_conversation_is_replayed_with_its_calls(tmp_path: Path) -> None:
+    function = {"name": "look", "arguments": '{"at": "sea"}'}
+    conversation = {
+        "tools": [{"name": "look"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
+            {"role": "tool", "content": "blue"},
+            {"role": "assistant", "content": "It is blue."},
+        ],
+    }
+    path = tmp_path / "agent.jsonl"
+    path.write_text(lines(conversation))
+    backend = Bytes()
+    first, second = read_traces(path, backend, "{}")
+    call = b'<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
+    assert (first.split, first.answer) == ("test", [*call, END])
+    assert second.answer == [*b"It is blue.", END]
+    before = [
+        Message("system", 'Tools: [{"name": "look"}]'),
+        Message("user", "Look."),
+        Message("assistant", call.decode()),
+        Message("user", "<tool_response>\nblue\n</tool_response>"),
+    ]
+    assert first.prompt == backend.tokenize(backend.render(before[:2]))
+    assert second.prompt == backend.tokenize(backend.render(before))
+
+
 @pytest.mark.parametrize(
     "content",
     [
+        lines({"messages": 7}), lines({"messages": [{"role": "assistant", "tool_calls": [1]}]}),
         None, "{", "7", "[]", "null", lines(GOOD, {"prompt": "hi"}), lines({"output": "x"}),
         lines({"prompt": "hi", "output": 7}), b"\xff\xfe", "\n",
     ],
