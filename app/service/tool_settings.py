@@ -61,7 +61,7 @@ def given(name: str, address: str, settings: str) -> list[Given]:
     if not address:
         raise SettingError("The address is empty. Give a command or a URL.")
     if not address.startswith("{"):
-        return [Given(name, address, checked(rows(settings), address))]
+        return [Given(name, address, checked(rows(settings)))]
     if settings.strip():
         raise SettingError("Settings of servers in JSON are part of it. Leave their box empty.")
     try:
@@ -74,7 +74,7 @@ def given(name: str, address: str, settings: str) -> list[Given]:
     if not found:
         raise SettingError('This JSON names no server under "mcpServers" or "servers".')
     for each in found:
-        checked(each.settings, each.address)
+        checked(each.settings)
     return found if name.strip() == "" or len(found) > 1 else [found[0]._replace(name=name)]
 
 
@@ -92,7 +92,7 @@ def rows(settings: str) -> dict[str, str]:
     return found
 
 
-def checked(settings: Mapping[str, str], address: str) -> Mapping[str, str]:
+def checked(settings: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in settings.items():
         if not NAME.fullmatch(name) or not PRINTABLE.fullmatch(value):
             raise SettingError(
