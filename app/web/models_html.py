@@ -211,6 +211,7 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
         ("model", f"{entry.target.name}, {millions(entry.target.parameters)}"),
         ("files", size(entry.target, here, " to download")),
         ("weights", weights_of(entry.target)),
+        ("calls tools", "yes" if entry.tools else "no"),
         ("databases", guesses_per_token(bool(entry.target.state_bytes))),
         ("built-in head", head_of(entry.head)),
         ("draft models", "; ".join(drafts) or f"none: {entry.alone}"),

@@ -190,6 +190,7 @@ def family(stack: bool = True) -> Entry:
         maker=EVIL,
         licence=EVIL,
         licence_address="https://example.org/licence",
+        tools=True,
         description=EVIL,
         target=target,
         drafts=tuple(drafts) if stack else (),
