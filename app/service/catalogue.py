@@ -140,8 +140,8 @@ class Head(Sized):
 class Entry(Listed):
     """A family: the target, its drafts from the smallest on, and those suggested to begin with.
 
-    `tools` says whether its chat template shows tools, so that it can call them. `alone` says why it
-    has no draft models, "" if it has some. The databases draft for every model.
+    `tools` says whether its chat template shows tools, so that it can call them. `alone` says why
+    it has no draft models, "" if it has some. The databases draft for every model.
     """
 
     name: Text
