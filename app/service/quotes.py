@@ -8,7 +8,7 @@ texts are compared.
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -86,12 +86,13 @@ def plain(text: str) -> str:
     return " ".join(text.translate(EQUAL).split())
 
 
-def checked(answer: str, sources: Sequence[Source]) -> list[Quote]:
-    """The quotes of an answer, in its order, each looked up in the sources. Code is no quote unless
-    it is found."""
+def checked(answer: str, read: Callable[[], Sequence[Words]]) -> list[Quote]:
+    """The quotes of an answer, in its order, each looked up in what was `read`, if there is any of
+    either. Code is no quote unless it is found."""
     quoted = [*islice(quotes(answer), MOST)]
-    texts = [Words(source) for source in sources] if quoted else []
-    found = ((look_up(text, texts), claimed) for text, claimed in quoted)
+    if not quoted or not (sources := read()):
+        return []
+    found = ((look_up(text, sources), claimed) for text, claimed in quoted)
     return [*dict.fromkeys(quote for quote, claimed in found if claimed or quote.source)]
 
 

@@ -36,6 +36,30 @@ Remarks = Mapping[str, dict[str, object]]
 NO_REMARKS: Remarks = {}
 
 
+class Read:
+    """The files and results of tools in messages, each read once for all answers after it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Sequence[quotes.Words]] = {}
+
+    def before(self, above: Sequence[StoredMessage]) -> list[quotes.Words]:
+        """Those of the messages above an answer, the latest first."""
+        return [words for message in reversed(above) for words in self.of(message)]
+
+    def of(self, message: StoredMessage) -> Sequence[quotes.Words]:
+        if message.id not in self.known:
+            self.known[message.id] = [quotes.Words(source) for source in read_in(message)]
+        return self.known[message.id]
+
+
+def read_in(message: StoredMessage) -> list[quotes.Source]:
+    """The files of a message of the user, or the result of a tool."""
+    if (result := called.result_of(message)) is not None:
+        return [quotes.Source(message.id, 0, f"the result of {result.call.name}", result.text)]
+    files = attachments.split(message.content)[0] if message.role == "user" else []
+    return [quotes.Source(message.id, at, file.name, file.text) for at, file in enumerate(files)]
+
+
 def groups(pieces: Iterable[Piece], sources: dict[str, int], step: int = 0) -> list[Group]:
     """Tokens for the browser, in groups with the same step, source and match length:
 
@@ -69,6 +93,7 @@ def about(
     above: Sequence[StoredMessage],
     continuable: bool = False,
     notes: Remarks = NO_REMARKS,
+    read: Read | None = None,
 ) -> Data:
     """The data below a message: its versions, its run, and whether it can be continued. `above` are
     the messages before it. `notes` holds further data for some runs: a `note` (a sentence), a
@@ -80,7 +105,8 @@ def about(
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
     if message.role not in ("user", "tool"):
         data |= thought_data(message.content, thought_in(message.content, marks, thinks))
-        data |= rewrite_data(message, above, notes) or quote_data(message, above, notes)
+        changed = rewrite_data(message, above, notes)
+        data |= changed or quote_data(message, above, notes, read or Read())
     if len(message.versions) > 1:
         data["versions"] = [*message.versions]
     if message.run_id:
@@ -128,7 +154,9 @@ def rewrite_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: R
     return {"rewrite": {**data, "name": name, "text": found.new}}
 
 
-def quote_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: Remarks) -> Data:
+def quote_data(
+    answer: StoredMessage, above: Sequence[StoredMessage], notes: Remarks, read: Read
+) -> Data:
     """Which quotes of an answer stand in the files and results that its model has read: a `title`,
     and for each quote its `text` and, if it was found, the `message` and the `number` of the text
     there that holds it, `where` for people, and the characters `from` and `to` if the page shows
@@ -136,21 +164,12 @@ def quote_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: Rem
     note = notes.get(answer.run_id or "", {})
     if answer.role != "assistant" or "calls" in note or "json" in note:
         return {}
-    sources = [source for message in reversed(above) for source in read_in(message)]
-    found = quotes.checked(spoken(answer, notes), sources) if sources else []
+    found = quotes.checked(spoken(answer, notes), lambda: read.before(above))
     if not found:
         return {}
     right = sum(quote.source is not None for quote in found)
     title = f"Quotes: {right} of {len(found)} found word for word in what the model has read"
     return {"quotes": {"title": title, "rows": [quote_row(quote) for quote in found]}}
-
-
-def read_in(message: StoredMessage) -> list[quotes.Source]:
-    """The files of a message of the user, or the result of a tool."""
-    if (result := called.result_of(message)) is not None:
-        return [quotes.Source(message.id, 0, f"the result of {result.call.name}", result.text)]
-    files = attachments.split(message.content)[0] if message.role == "user" else []
-    return [quotes.Source(message.id, at, file.name, file.text) for at, file in enumerate(files)]
 
 
 def quote_row(quote: quotes.Quote) -> Data:
@@ -170,9 +189,10 @@ def turn(
     sources: dict[str, int],
     continuable: bool = False,
     notes: Remarks = NO_REMARKS,
+    read: Read | None = None,
 ) -> Data:
     """One message. Without pieces (the user's messages, imported answers) it is plain text."""
-    data = about(message, above, continuable, notes)
+    data = about(message, above, continuable, notes, read)
     if message.pieces:
         return {**data, "groups": groups(message.pieces, sources)}
     if (result := called.result_of(message)) is not None:
@@ -222,9 +242,9 @@ def transcript(
     """A stored conversation for a token view that has already drawn the first `kept` messages.
     `continuable` says whether the last answer can be continued."""
     sources: dict[str, int] = {}
-    last = len(messages) - 1
+    last, read = len(messages) - 1, Read()
     turns = [
-        turn(message, messages[:at], sources, continuable and at == last, notes)
+        turn(message, messages[:at], sources, continuable and at == last, notes, read)
         for at, message in enumerate(messages)
         if at >= kept
     ]

@@ -1,10 +1,11 @@
 """Quotes of an answer are looked up word for word in what its model has read."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 
-from app.service.quotes import MOST, Quote, Source, checked
+from app.service.quotes import MOST, Quote, Source, Words, checked
 
 NOTES = Source(
     "message",
@@ -14,6 +15,10 @@ NOTES = Source(
     'and left the house at dawn.\nHe said: *I will be back tomorrow*.\nprint("hello world again")\n'
     "彼は静かな森の中を歩いていた。\n",
 )
+
+
+def read(*sources: Source) -> Callable[[], list[Words]]:
+    return lambda: [Words(source) for source in sources]
 
 
 def passage(quote: Quote) -> str:
@@ -52,7 +57,7 @@ def passage(quote: Quote) -> str:
     ],
 )
 def test_what_is_found(answer: str, found: str, line: int) -> None:
-    (quote,) = checked(answer, [NOTES])
+    (quote,) = checked(answer, read(NOTES))
     assert (passage(quote), quote.line) == (found, line)
 
 
@@ -67,7 +72,7 @@ def test_what_is_found(answer: str, found: str, line: int) -> None:
     ],
 )
 def test_what_is_not_found_is_named(answer: str) -> None:
-    (quote,) = checked(answer, [NOTES])
+    (quote,) = checked(answer, read(NOTES))
     assert quote.source is None and quote.text in answer.replace("> ", "")
 
 
@@ -82,15 +87,16 @@ def test_what_is_not_found_is_named(answer: str) -> None:
     ],
 )
 def test_what_is_no_quote(answer: str) -> None:
-    assert checked(answer, [NOTES]) == []
+    assert checked(answer, read(NOTES)) == []
 
 
 def test_the_nearest_text_that_holds_a_quote_is_named_and_a_repeated_quote_counts_once() -> None:
     later = Source("later", 1, "copy.md", "He wrote that the fox jumps over the lazy dog.")
     answer = "“jumps over the lazy dog”, and again “jumps over the lazy dog”"
-    (quote,) = checked(answer, [later, NOTES])
+    (quote,) = checked(answer, read(later, NOTES))
     assert quote.source == later
-    assert checked(answer, []) == [Quote("jumps over the lazy dog")]
+    assert checked(answer, read()) == [], "nothing was read"
+    assert checked("“jumps over a cat”", read(NOTES)) == [Quote("jumps over a cat")]
 
 
 def test_no_answer_takes_long() -> None:
@@ -98,7 +104,12 @@ def test_no_answer_takes_long() -> None:
     long = Source("message", 0, "long.txt", "word and another “word” \n" * 40_000)
     for piece in ('"a', "“", '"a ', "\n", "> \n", "`", "```\n", "*_", "a...", "«»", '" ', "~~~"):
         began = time.process_time()
-        checked(piece * (200_000 // len(piece)) + '"', [long])
+        checked(piece * (200_000 // len(piece)) + '"', read(long))
         assert time.process_time() - began < 5, piece
+
+    def never() -> list[Words]:
+        raise AssertionError("an answer without quotes reads nothing")
+
+    assert checked("No quote at all.", never) == []
     several = "".join(f'"word and another word {n}" ' for n in range(5000))
-    assert len(checked(several, [long])) == MOST
+    assert len(checked(several, read(long))) == MOST
