@@ -30,7 +30,7 @@ from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.controller import PLAIN
-from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.costs import CostCurve, hull, measure_costs
 from engine.drafting.databases import Databases
 from engine.errors import Cancelled
 from engine.hsd.family import LevelDrafter
@@ -81,7 +81,8 @@ class Judged:
 
 
 def survival_of(texts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """S_1, S_2, ...: what the k-th draft adds to the tokens of a round, at most 1 and never rising.
+    """S_1, S_2, ...: what the k-th draft adds to the tokens of a round, at most 1 and never rising:
+    the least concave curve above the tokens of rounds of every length.
 
     `texts` holds for each position what `lasting` takes. Rounds of n drafts are followed through
     every text, all their outcomes at once, from each of the first n + 1 places. They emit 1 + S_1 +
@@ -104,9 +105,12 @@ def survival_of(texts: Sequence[Sequence[float]]) -> tuple[float, ...]:
             begin[:, at + 1 : at + DEEPEST + 2] += rounds * -np.diff(lasts, append=0.0)
     ratios = np.divide(passed, reached, out=np.zeros_like(passed), where=reached > 0)
     emitted = np.tril(ratios.cumprod(axis=1)).sum(axis=1)
-    survival = np.minimum.accumulate(np.clip(np.diff(emitted, prepend=0.0), 0.0, 1.0))
     rare = np.flatnonzero(reached.diagonal() < RAREST * (depths + 1))
-    return tuple(survival[: rare[0] if rare.size else DEEPEST].tolist()) or (0.0,)
+    known = [0.0, *emitted[: rare[0] if rare.size else DEEPEST]]
+    # A length at which rounds happen to begin badly says nothing of longer ones.
+    sizes, least = hull(range(len(known)), [-each for each in known])
+    smooth = -np.interp(range(len(known)), sizes, least)
+    return tuple(np.clip(np.diff(smooth), 0.0, 1.0).tolist()) or (0.0,)
 
 
 def lasting(ratios: Sequence[float]) -> list[float]:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,14 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
 def test_a_trial_reads_a_prompt_with_weights_of_the_type(
     sound: None, tmp_path: Path, kind: str
 ) -> None:
-    """On a machine whose fast path crashes this is how it shows, and only for quantized weights."""
+    """On a machine whose fast path crashes this is how it shows, and only for quantized weights: by
+    an access to memory, or with AMX by instructions for which the library has not asked."""
     done = process.run(TRIAL, str(tmp_path), "f32", kind, seconds=60)
     said = done.stderr.decode("utf-8", "replace")
     if kind != "f32":
         assert f"- type {kind:>4}:    7 tensors" in said
     assert "buffer size" in said.rpartition("llama_context:")[2], "a context was made"
-    allowed = {0} if kind in ("f32", "f16", "bf16") else {0, -11}
+    allowed = {0} if kind in ("f32", "f16", "bf16") else {0, -signal.SIGSEGV, -signal.SIGILL}
     assert done.returncode in allowed, said
     assert (tmp_path / "trial.gguf").stat().st_blocks * 512 < 1 << 16, "zeros take no space"
 

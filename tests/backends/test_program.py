@@ -34,7 +34,7 @@ def gain(session: Session, drafts: list[str]) -> None:
 def test_folders_and_files_take_turns_and_draft_for_each_other(
     db: Database, tmp_path: Path
 ) -> None:
-    cpu = Runtime(device="cpu", dtype="float32", threads=1, context_length=512)
+    cpu = Runtime(device="cpu", dtype="float32", threads=1, context_length=512, bits="off")
     folder, file = str(EMBEDDED), str(models.EMBEDDED_FILE)
     small, mid = (str(EMBEDDED.with_name(name)) for name in ("small", "mid"))
     session = Session(Local(), db)
