@@ -56,7 +56,7 @@ function openEditor(turn) {
   ends.append(add, cancel, send);
   form.append(list, box, ends, chooser);
   const files = (turn.about.files || []).map(({ name }, at) => ({ name, at }));
-  turn.editor = { form, list, box, send, sent: 0, files };
+  turn.editor = { form, list, box, send, sent: 0, files, lines: new Map() };
   drawEdited(turn);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -85,33 +85,51 @@ function addFiles(turn, chosen) {
   changeFiles(turn, (each) => each);
 }
 
-// Replace each file of an editor by the result of `by`, or remove it if that is null.
+// Replace each file of an editor by the result of `by`, or remove it if that is null. The line of a
+// file stays while it is read, because a click is lost if its button is replaced meanwhile.
 function changeFiles(turn, by) {
   if (!turn.editor) return;
-  turn.editor.files = turn.editor.files.map(by).filter(Boolean);
+  const { lines } = turn.editor;
+  turn.editor.files = turn.editor.files.map((file) => {
+    const found = by(file);
+    const line = lines.get(file);
+    if (found === file || !line) return found;
+    lines.delete(file);
+    if (found) lines.set(found, line);
+    else line.remove();
+    return found;
+  }).filter(Boolean);
   drawEdited(turn);
   tellEdit(turn);
 }
 
 function drawEdited(turn) {
-  const { list, files, send } = turn.editor;
+  const { list, files, lines, send } = turn.editor;
   list.hidden = !files.length;
   send.disabled = files.some(({ reading, error }) => reading || error);
-  list.replaceChildren(...files.map((file) => {
-    const line = document.createElement("li");
-    const away = document.createElement("button");
+  for (const file of files) {
+    if (!lines.has(file)) lines.set(file, newEditedLine(turn));
+    const line = lines.get(file);
     line.className = file.error ? "file bad" : "file";
     if (file.error) line.setAttribute("role", "alert");
-    away.type = "button";
-    away.textContent = "×";
-    away.setAttribute("aria-label", "Remove " + file.name);
-    away.addEventListener("click", () => {
-      changeFiles(turn, (each) => (each === file ? null : each));
-      turn.editor.box.focus();
-    });
-    line.append(file.error || file.name + (file.reading ? " · reading" : ""), away);
-    return line;
-  }));
+    line.firstChild.data = file.error || file.name + (file.reading ? " · reading" : "");
+    line.lastChild.setAttribute("aria-label", "Remove " + file.name);
+  }
+}
+
+function newEditedLine(turn) {
+  const { list, lines } = turn.editor;
+  const line = document.createElement("li");
+  const away = document.createElement("button");
+  away.type = "button";
+  away.textContent = "×";
+  away.addEventListener("click", () => {
+    changeFiles(turn, (file) => (lines.get(file) === line ? null : file));
+    turn.editor.box.focus();
+  });
+  line.append(document.createTextNode(""), away);
+  list.append(line);
+  return line;
 }
 
 // While an input method composes a word, Enter belongs to that method.

@@ -18,30 +18,51 @@ function described(file) {
   return [file.name, file.note, length].filter(Boolean).join(" · ");
 }
 
+// The line of each file. It stays while its file is read, because a click is lost if its button is
+// replaced between pressing and releasing.
+const lines = new Map();
+
 function drawFiles() {
   part("files").hidden = !files.length;
-  part("files").replaceChildren(...files.map((file) => {
-    const line = node("li", file.error ? "file bad" : "file");
-    const away = node("button", "away", "×");
-    line.append(node("span", "words", described(file)), away);
+  for (const [file, line] of lines) {
+    if (files.includes(file)) continue;
+    line.remove();
+    lines.delete(file);
+  }
+  for (const file of files) {
+    if (!lines.has(file)) lines.set(file, newLine());
+    const line = lines.get(file);
+    line.className = file.error ? "file bad" : "file";
     if (file.error) line.setAttribute("role", "alert");
-    away.setAttribute("aria-label", "Remove " + file.name);
-    away.addEventListener("click", () => {
-      files = files.filter((other) => other !== file);
-      if (file.key) trigger("drop", { files: [file.key] });
-      keep();
-      drawFiles();
-      ask();
-      focusBox();
-    });
-    return line;
-  }));
+    line.firstChild.textContent = described(file);
+    line.lastChild.setAttribute("aria-label", "Remove " + file.name);
+  }
   drawWaits();
+}
+
+function newLine() {
+  const line = node("li", "file");
+  const away = node("button", "away", "×");
+  line.append(node("span", "words"), away);
+  away.addEventListener("click", () => takeAway(files.find((file) => lines.get(file) === line)));
+  part("files").append(line);
+  return line;
+}
+
+function takeAway(file) {
+  files = files.filter((other) => other !== file);
+  if (file.key) trigger("drop", { files: [file.key] });
+  keep();
+  drawFiles();
+  ask();
+  focusBox();
 }
 
 function replace(file, by) {
   if (!files.includes(file)) return;
   files = files.map((other) => (other === file ? by : other));
+  lines.set(by, lines.get(file));
+  lines.delete(file);
   keep();
   drawFiles();
   ask();

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext, FilePayload, Page, expect
+from playwright.sync_api import BrowserContext, FilePayload, Page, Route, expect
 
 from tests.support.pages import (
     PHONE,
@@ -293,6 +293,31 @@ def test_files_go_with_a_message_and_are_folded_in_it(page: Page) -> None:
     page.locator(EDITOR).press("Enter")
     expect(message.locator("summary")).to_contain_text(["notes.md", "paper.pdf", "more.txt"])
     finished(page)
+
+
+@pytest.mark.parametrize("edits", [False, True])
+def test_a_file_is_taken_away_also_while_it_is_read(page: Page, edits: bool) -> None:
+    """Its line changes between pressing the button and releasing it."""
+    held = list[Route]()
+    if edits:
+        set_number(page, "Max tokens", 8)
+        send(page, "Hello there")
+        finished(page)
+        edit(page)
+    place = "#tokens .editor" if edits else "#writer"
+    page.route("**/upload*", lambda route: held.append(route))
+    page.locator(f"{place} input[type=file]").set_input_files([file("gone.txt", b"x")])
+    line = page.locator(f"{place} .file")
+    expect(line).to_contain_text("gone.txt · reading")
+    button = page.get_by_role("button", name="Remove gone.txt").bounding_box()
+    assert button is not None
+    page.mouse.move(button["x"] + button["width"] / 2, button["y"] + button["height"] / 2)
+    page.mouse.down()
+    for request in held:
+        request.continue_()
+    expect(line).not_to_contain_text("reading")
+    page.mouse.up()
+    expect(line).to_have_count(0)
 
 
 @pytest.mark.soak
