@@ -86,7 +86,7 @@ function addFiles(turn, chosen) {
 }
 
 // Replace each file of an editor by the result of `by`, or remove it if that is null. The line of a
-// file stays while it is read, because a click is lost if its button is replaced meanwhile.
+// file stays while it is read, and its button keeps a pointer that presses it, so no click is lost.
 function changeFiles(turn, by) {
   if (!turn.editor) return;
   const { lines } = turn.editor;
@@ -123,6 +123,7 @@ function newEditedLine(turn) {
   const away = document.createElement("button");
   away.type = "button";
   away.textContent = "×";
+  away.addEventListener("pointerdown", (event) => away.setPointerCapture(event.pointerId));
   away.addEventListener("click", () => {
     changeFiles(turn, (file) => (lines.get(file) === line ? null : file));
     turn.editor.box.focus();

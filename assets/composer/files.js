@@ -18,8 +18,8 @@ function described(file) {
   return [file.name, file.note, length].filter(Boolean).join(" · ");
 }
 
-// The line of each file. It stays while its file is read, because a click is lost if its button is
-// replaced between pressing and releasing.
+// The line of each file. A click on its button is not lost if the file is read between pressing and
+// releasing: the line stays, and the button, which may move then, keeps the pointer.
 const lines = new Map();
 
 function drawFiles() {
@@ -44,6 +44,7 @@ function newLine() {
   const line = node("li", "file");
   const away = node("button", "away", "×");
   line.append(node("span", "words"), away);
+  away.addEventListener("pointerdown", (event) => away.setPointerCapture(event.pointerId));
   away.addEventListener("click", () => takeAway(files.find((file) => lines.get(file) === line)));
   part("files").append(line);
   return line;

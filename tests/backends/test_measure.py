@@ -211,8 +211,8 @@ def test_a_length_that_begins_badly_says_nothing_of_longer_ones() -> None:
     three end before it in every other round, and add nothing to those of two."""
     texts = [[1.0, 1.0, 1.0, 1.0, 0.0] * 12] * 4
     survival = survival_of(texts)
-    assert 1 + sum(survival[:4]) == pytest.approx(5.0, abs=0.15)
-    assert 1 + sum(survival[:8]) == pytest.approx(5.0, abs=0.15)
+    assert 1 + sum(survival[:4]) == pytest.approx(5.0, abs=0.2)
+    assert 1 + sum(survival[:8]) == pytest.approx(5.0, abs=0.2)
 
 
 def test_longer_rounds_begin_more_often_where_drafting_is_hard() -> None:
