@@ -231,9 +231,9 @@ class Beginning(Position):
         found = np.zeros(self.owner.size, np.bool_)
         if self.matcher is not None:
             found |= super().allowed
-        for token, piece in enumerate(self.owner.pieces):
-            if piece and self.owner.opens(self.tail + piece):
-                found[token] = True
+        parts, rests = self.owner.continued(self.tail)
+        # One look at each token of the vocabulary, before the first token of an answer.
+        found |= [piece in parts or piece.startswith(rests) for piece in self.owner.pieces]
         return found
 
 
@@ -276,6 +276,12 @@ class Constraint:
         if any(end in text for end in self.ends):
             return Position(self, self.matcher)
         return Position(self, None, tail=text[-max(map(len, self.ends)) :])
+
+    def continued(self, tail: bytes) -> tuple[set[bytes], tuple[bytes, ...]]:
+        """What may follow the beginning of a mark: a part of its rest, or a text with all of it."""
+        rests = [m[len(tail) :] for m in (*self.begins, *self.direct) if m.startswith(tail)]
+        whole = tuple(m[len(tail) :] for m in self.begins if m.startswith(tail))
+        return {rest[: end + 1] for rest in rests for end in range(len(rest))}, whole
 
     def opens(self, text: bytes) -> bool:
         """Whether an answer that begins so may be about to think, or says that it does not."""
