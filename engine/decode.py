@@ -107,8 +107,9 @@ def score(wanted: Wanted[Any]) -> Scored:
     return Scored(scores, seconds, thread_time() - computing)
 
 
-def relayed(running: Decoding, take: Callable[[Event], None]) -> Turns:
-    """Give the events of an answer to `take`, and yield the rest."""
+def relayed(running: Decoding, take: Callable[[Event], None], pauses: bool = False) -> Turns:
+    """Give the events of an answer to `take`, and yield the rest; with `pauses` also a Pause after
+    every event, where other answers may go on without adding to the time of a step."""
     scored: Scored | None = None
     try:
         while (item := resumed(running, scored)) is not None:
@@ -117,6 +118,8 @@ def relayed(running: Decoding, take: Callable[[Event], None]) -> Turns:
                 scored = yield item
             else:
                 take(item)
+                if pauses:
+                    yield PAUSE
     finally:
         running.close()
 

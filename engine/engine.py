@@ -161,6 +161,16 @@ class Share:
 
 Event = Waiting | Started | Prefill | Step | Learned | CostsMeasured | Notice | ServerCounted
 """The events of an answer: Started, a Prefill, Steps, Learned; the other kinds come in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An event of one of several answers: the number of its request, and the event."""
+
+    answer: int
+    event: Event
+
+
 Loading = Waiting | Share | CostsMeasured | Notice
 """The events of work that loads or measures models."""
 
@@ -224,6 +234,11 @@ class Engine(Protocol):
     def generate(self, request: Request) -> Stream[Event]:
         """Answer a request. The stream raises Busy if too many requests wait already, Cancelled if
         it is stopped before its turn has come, and the errors of the answer."""
+
+    def take_turns(self, requests: Sequence[Request]) -> Stream[Waiting | Beside]:
+        """Answer measured requests side by side: each gets the model for as long as the others, in
+        turns of a tenth of a second. Their times are not those of answers that have the machine to
+        themselves. The stream raises what that of `generate` does."""
 
     def load(self, request: Load) -> Stream[Loading]:
         """Replace the loaded model by another one; the current run is stopped.

@@ -29,6 +29,7 @@ from engine.drafting.databases import (
 )
 from engine.drafting.tiers import ContextTier, ModelTier, PredictionTier
 from engine.engine import (
+    Beside,
     CostsMeasured,
     Draft,
     Event,
@@ -62,6 +63,7 @@ from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders, 
 from engine.models.memory import Need
 from engine.prompt import Size, TextStream, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
+from engine.rounds import take_turns
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server
 from engine.servers.served import ServedModel
@@ -79,6 +81,17 @@ class RunModels(NamedTuple):
 
     target: Backend
     drafts: dict[str, Backend]
+
+
+class Part(Stream[Event]):
+    """The events of one of several answers, which go into the stream of all with its number."""
+
+    def __init__(self, whole: Stream[Any], answer: int) -> None:
+        super().__init__()
+        self.whole, self.answer, self.stopped = whole, answer, whole.stopped
+
+    def put_all(self, items: Sequence[Event]) -> None:
+        self.whole.put_all([Beside(self.answer, item) for item in items])
 
 
 def shares_forwards(backend: Backend) -> bool:
@@ -215,6 +228,19 @@ class Local:
             company=company if shares else None,
             conversation=request.conversation,
         )
+
+    def take_turns(self, requests: Sequence[Request]) -> Stream[Waiting | Beside]:
+        def work(stream: Stream[Any]) -> None:
+            self.need_model_here()
+            parts = [Part(stream, number) for number in range(len(requests))]
+            take_turns(
+                [
+                    self.measure_answer(request, request.measured or Measured(), part, pauses=True)
+                    for request, part in zip(requests, parts, strict=True)
+                ]
+            )
+
+        return self.start(requests[0].owner, work)
 
     def answer(self, request: Request, stream: Stream[Event], company: Company) -> Turns:
         self.need_model()
@@ -415,7 +441,9 @@ class Local:
 
         return memory.conversation(owner, name, recall) if name else recall()
 
-    def measure_answer(self, request: Request, measured: Measured, stream: Stream[Event]) -> Turns:
+    def measure_answer(
+        self, request: Request, measured: Measured, stream: Stream[Event], pauses: bool = False
+    ) -> Turns:
         loaded, method, generation = self.loaded, request.method, request.generation
         past = self.past_answers(request.owner)
         loaded.memory.fit(request.owner)
@@ -444,7 +472,7 @@ class Local:
             text = TextStream(target.detokenize, generation.stop, splitter)
             how = method.drafting, stream.stopped.is_set, curve, text, 0, constraint
             events = decoding(target, prompt, drafters, generation, *how)
-            yield from relayed(events, stream.put)
+            yield from relayed(events, stream.put, pauses)
 
     def drafters(
         self,

@@ -6,6 +6,9 @@ and drafts again. An answer that reads a long prompt reads a slice of it in each
 delays the others by no more than that. Answers join and leave between rounds. A run that has the
 model to itself, such as the loading of another one, is alone in its rounds.
 
+Answers that are to be watched side by side take turns instead (`take_turns`): each has forwards of
+its own, and the model for as long as the others.
+
 Everything happens on the thread that runs the model.
 """
 
@@ -21,6 +24,9 @@ from engine.types import DATABASES
 
 FIRST_REST, REST = 8, 256
 """The rounds until the first plain ones, and between those and the next."""
+TURN = 0.1
+"""The seconds of a turn: the first forward after one of another answer takes longer, so there are
+several in it, and it is short enough to look like a steady flow."""
 
 
 class Member:
@@ -153,3 +159,23 @@ def computed(wanted: Sequence[Wanted[Any]]) -> Sequence[Scored | Exception]:
     except Exception as error:
         return [error] * len(wanted)
     return [Scored(each, seconds) for each in scores]
+
+
+def take_turns(running: Sequence[Turns]) -> None:
+    """Let answers have the model for equal times, TURN seconds each in turn, until all have ended.
+    A turn ends where an answer yields a Pause. If one raises an error, all of them end."""
+    spent = {Member(turns, Company(), lambda: None): 0.0 for turns in running}
+    try:
+        while spent:
+            member = min(spent, key=lambda each: spent[each])
+            clock = perf_counter()
+            while wanted := member.waits:
+                if isinstance(wanted, Pause) and perf_counter() - clock >= TURN:
+                    break
+                member.go_on(*computed([wanted] if isinstance(wanted, Wanted) else ()))
+            spent[member] += perf_counter() - clock
+            if member.waits is None:
+                del spent[member]
+    finally:
+        for member in spent:
+            member.turns.close()

@@ -4,13 +4,17 @@ The sides differ in their method (plain decoding is one of them), in their setti
 model. Every run starts from an empty state (engine/compare.py) and no run learns from another. The
 order is swapped from pair to pair, so that a machine that warms up or slows down favours neither
 side.
+
+Both sides can also answer at once, which is a race to watch: they take turns of equal time
+(engine/rounds.py). Each slows the other one down, so no speedup is measured.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from app.service.jobs import Stop
 from engine.backends.base import BackendInfo
@@ -121,6 +125,24 @@ class Progress:
         return median(ratios) if ratios and all(ratios) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Both sides at once, as far as they have come: `runs`, the left one and the right one. The
+    answer of the side `first` has ended, when that of the other one had `behind` tokens; None while
+    neither has. `same_text` and `differs` are as in Progress."""
+
+    runs: tuple[Run, Run]
+    first: int | None = None
+    behind: int = 0
+    over: bool = False
+    same_text: bool = True
+    differs: Differs = ""
+
+    @property
+    def cancelled(self) -> bool:
+        return any(run.broken_off for run in self.runs)
+
+
 def characters(run: Run) -> float:
     seconds = summarise(run).seconds
     return sum(len(token.text) for token in run.tokens) / seconds if seconds else 0.0
@@ -139,6 +161,38 @@ class Pace:
         return True
 
 
+class Growing:
+    """The run of a request, which grows with its events."""
+
+    def __init__(
+        self,
+        request: Request,
+        report: Callable[[str], None],
+        on_start: Callable[[Started], None] = lambda started: None,
+    ) -> None:
+        self.request, self.report, self.on_start = request, report, on_start
+        self.found = Collector(NO_RUN)
+
+    @property
+    def run(self) -> Run:
+        return self.found.run
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.on_start(event)
+            how = self.request.method, self.request.generation
+            self.found = Collector(planned(event.info, *how))
+        elif isinstance(event, Notice):
+            self.report(event.text)
+        elif isinstance(event, Prefill | Step | Learned):
+            self.found.add(event)
+
+
+def goes_on(event: Event) -> bool:
+    """Whether this is a step after which its answer goes on."""
+    return isinstance(event, Step) and event.finish is None
+
+
 def followed(
     stream: Stream[Event],
     request: Request,
@@ -146,23 +200,18 @@ def followed(
     on_start: Callable[[Started], None] = lambda started: None,
 ) -> Iterator[Run | Waiting]:
     """Yields a run as it grows, the finished one last. Closing the iterator stops the run."""
-    pace, found = Pace(UPDATE_SECONDS), Collector(NO_RUN)
+    pace, growing = Pace(UPDATE_SECONDS), Growing(request, report, on_start)
     try:
         for event in stream:
             if isinstance(event, Waiting):
                 yield event
-            elif isinstance(event, Started):
-                on_start(event)
-                found = Collector(planned(event.info, request.method, request.generation))
-            elif isinstance(event, Notice):
-                report(event.text)
-            elif isinstance(event, Prefill | Step | Learned):
-                found.add(event)
-                if isinstance(event, Step) and event.finish is None and pace.due():
-                    yield found.run
+                continue
+            growing.take(event)
+            if goes_on(event) and pace.due():
+                yield growing.run
     finally:
         stream.stop()
-    yield found.run
+    yield growing.run
 
 
 @dataclass(slots=True)
@@ -198,31 +247,36 @@ class Pairs:
     def run(self, side: int) -> Iterator[Run | Waiting]:
         if self.swap is not None:
             yield from self.swap(side)
+        yield from self.peek(side)
+        yield from self.decoded(side, self.requests[side])
+
+    def peek(self, side: int) -> Iterator[Waiting]:
+        """Find out what the drafters of a side may know, as they might know the answer. A plain run
+        has no drafters and gives the prompt."""
         request = self.requests[side]
         if self.known[side] is None and request.method != PLAIN:
-            # The drafters might know the answer. A plain run has no drafters and gives the prompt.
             first = replace(request.generation, max_tokens=1)
-            peek = replace(request, method=PLAIN, generation=first)
-            for item in self.decoded(side, peek):
+            for item in self.decoded(side, replace(request, method=PLAIN, generation=first)):
                 if isinstance(item, Waiting):
                     yield item
-        yield from self.decoded(side, request)
 
     def decoded(self, side: int, request: Request) -> Iterator[Run | Waiting]:
+        request = self.measuring(side, request)
+        stream = self.stop.start(lambda: self.engine.generate(request))
+        yield from followed(stream, request, self.report, partial(self.started, side))
+
+    def measuring(self, side: int, request: Request) -> Request:
         measured = replace(self.known[side] or Measured(), warm=self.warm)
         self.warm = self.swap is not None
         profile = self.profile(request.generation.sampling)
-        request = replace(request, measured=measured, profile=profile)
+        return replace(request, measured=measured, profile=profile)
 
-        def on_start(started: Started) -> None:
-            self.same_model(side, started.info)
-            if self.known[side] is None and not isinstance(self.measured, Measured):
-                found = self.measured(started)
-                for each in self.sharing(side):
-                    self.known[each] = found
-
-        stream = self.stop.start(lambda: self.engine.generate(request))
-        yield from followed(stream, request, self.report, on_start)
+    def started(self, side: int, started: Started) -> None:
+        self.same_model(side, started.info)
+        if self.known[side] is None and not isinstance(self.measured, Measured):
+            found = self.measured(started)
+            for each in self.sharing(side):
+                self.known[each] = found
 
     def same_model(self, side: int, info: BackendInfo) -> None:
         """Raise ModelError if this is not the model of the side's earlier runs."""
@@ -283,3 +337,36 @@ class Pairs:
             yield replace(base, over=over)
             if over:
                 return
+
+    def race(self) -> Iterator[Race | Waiting]:
+        """Answer both requests at once, in turns of equal time, until both have ended or are
+        stopped."""
+        for side in (LEFT, RIGHT):
+            yield from self.peek(side)
+        self.warm = False  # It would take the time of the first side only.
+        requests = [self.measuring(side, each) for side, each in enumerate(self.requests)]
+        growing = [
+            Growing(request, self.report, partial(self.started, side))
+            for side, request in enumerate(requests)
+        ]
+        pace, race = Pace(UPDATE_SECONDS), Race((NO_RUN, NO_RUN), None, 0, False, self.same_text)
+        race = replace(race, differs=self.differs)
+
+        def now(**more: Any) -> Race:
+            return replace(race, runs=(growing[LEFT].run, growing[RIGHT].run), **more)
+
+        stream = self.stop.start(lambda: self.engine.take_turns(requests))
+        try:
+            for item in stream:
+                if isinstance(item, Waiting):
+                    yield item
+                    continue
+                growing[item.answer].take(item.event)
+                if isinstance(item.event, Step) and item.event.finish and race.first is None:
+                    other = growing[RIGHT if item.answer == LEFT else LEFT]
+                    race = replace(race, first=item.answer, behind=len(other.run.tokens))
+                elif goes_on(item.event) and pace.due():
+                    yield now()
+        finally:
+            stream.stop()
+        yield now(over=True)

@@ -18,7 +18,7 @@ from math import log
 from statistics import median
 from typing import Any
 
-from app.service.comparison import LEFT, RIGHT, Pairs, Progress, Proof, Side, differs
+from app.service.comparison import LEFT, RIGHT, Pairs, Progress, Proof, Race, Side, differs
 from app.service.core import Core
 from app.service.history import FinishedAnswer
 from app.service.jobs import Task
@@ -139,8 +139,7 @@ class Proofs:
         stopped while it waits, it ends with the finished pairs. If a side needs another model, the
         loaded model is loaded again in any case when the comparison ends.
         """
-        messages = [Message("system", system.strip())] if system.strip() else []
-        messages.append(Message("user", text))
+        messages = asked(text, system)
         with self.core.tasks.begin(owner, "") as task:
             self.core.model_swap.check(sides)
             yield from self.core.revival.loaded(task)
@@ -154,6 +153,23 @@ class Proofs:
                 yield from self.compared(owner, messages, sides, repeats, task, swap)
             yield from self.core.model_swap.awaited()
 
+    def race(
+        self, owner: str, text: str, system: str, sides: tuple[Side, Side]
+    ) -> Iterator[Race | Waiting]:
+        """Answer one prompt in two ways at once. Nothing of it is kept, as its times are not those
+        of answers that have the machine to themselves. Raises PromptError for sides with another
+        model than the loaded one."""
+        with self.core.tasks.begin(owner, "") as task:
+            yield from self.core.revival.loaded(task)
+            left, right = sides
+            sides = self.core.model_swap.named(left), self.core.model_swap.named(right)
+            if any(side.source for side in sides):
+                raise PromptError(
+                    "Both sides of a race use the loaded model. Choose it for both, or press "
+                    "Compare, which loads one model after the other."
+                )
+            yield from self.pairs_of(owner, asked(text, system), sides, task).race()
+
     def compared(
         self,
         owner: str,
@@ -163,7 +179,27 @@ class Proofs:
         task: Task,
         swap: Swap | None = None,
     ) -> Iterator[Progress | Waiting]:
-        """The pairs of a comparison, stored as they are finished.
+        """The pairs of a comparison, stored as they are finished."""
+        pairs = self.pairs_of(owner, messages, sides, task)
+        if swap is not None:
+            pairs.swap = lambda side: swap.use(sides[side].source)
+        progress: Progress | None = None
+        for item in pairs.compare(repeats):
+            yield item
+            if isinstance(item, Waiting):
+                continue
+            progress = item
+            if progress.running is None and not progress.cancelled:
+                self.keep(owner, sides, progress)
+        for at, side in enumerate(sides):
+            if progress and progress.pairs and side.method == PLAIN and not side.source:
+                speeds = [summarise(pair[at]).tokens_per_second for pair in progress.pairs]
+                self.core.current.plain = PlainSpeed(median(speeds), "in the last comparison")
+
+    def pairs_of(
+        self, owner: str, messages: Sequence[Message], sides: tuple[Side, Side], task: Task
+    ) -> Pairs:
+        """Pairs of runs of two sides.
 
         The drafters do not know the last answer to the same prompt, so a comparison after a chat
         shows what drafting gains for a first answer.
@@ -184,20 +220,7 @@ class Proofs:
         )
         pairs = self.pairs((left, right), exclude, task)
         pairs.differs, pairs.foreign = differs(*sides), all(side.source for side in sides)
-        if swap is not None:
-            pairs.swap = lambda side: swap.use(sides[side].source)
-        progress: Progress | None = None
-        for item in pairs.compare(repeats):
-            yield item
-            if isinstance(item, Waiting):
-                continue
-            progress = item
-            if progress.running is None and not progress.cancelled:
-                self.keep(owner, sides, progress)
-        for at, side in enumerate(sides):
-            if progress and progress.pairs and side.method == PLAIN and not side.source:
-                speeds = [summarise(pair[at]).tokens_per_second for pair in progress.pairs]
-                self.core.current.plain = PlainSpeed(median(speeds), "in the last comparison")
+        return pairs
 
     def keep(self, owner: str, sides: tuple[Side, Side], progress: Progress) -> None:
         pair, gained = progress.pairs[-1], None
@@ -227,6 +250,12 @@ class Proofs:
         report = partial(self.core.notices.report, requests[RIGHT].owner)
         profile = self.core.stacks.profile_for
         return Pairs(self.core.engine, requests, measured, report, task.stop, info, profile)
+
+
+def asked(text: str, system: str) -> list[Message]:
+    """The messages of a prompt, with a system prompt unless that is empty."""
+    before = [Message("system", system.strip())] if system.strip() else []
+    return [*before, Message("user", text)]
 
 
 def plain_and(request: Request) -> tuple[Request, Request]:

@@ -13,7 +13,7 @@ import pytest
 
 import engine.loaded
 from app.service.answering import Update
-from app.service.comparison import LEFT, RIGHT, Progress, Proof, Side
+from app.service.comparison import LEFT, RIGHT, Progress, Proof, Race, Side
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend
@@ -373,3 +373,60 @@ def test_where_two_runs_part_the_gap_between_them_is_reported() -> None:
         ).gap
         is None
     )
+
+
+# A race: both sides at once.
+
+
+def race(session: Session, left: Side, right: Side) -> Iterator[Race | Waiting]:
+    return session.proofs.race(OWNER, "hello there", "", (left, right))
+
+
+def ended(items: Iterator[Race | Waiting]) -> Race:
+    *_, last = items
+    assert isinstance(last, Race) and last.over
+    return last
+
+
+def test_a_race_says_who_was_first_and_keeps_nothing(session: Session) -> None:
+    last = ended(race(session, PLAINLY, Side(HD, GENERATION)))
+    assert last.same_text and last.differs == "" and not last.cancelled
+    assert [run.method for run in last.runs] == ["plain", "hd"]
+    assert verdict(session.current.text, *last.runs).identical
+    assert last.first in (LEFT, RIGHT) and 0 <= last.behind <= len(last.runs[LEFT].tokens)
+    assert not list(Traces(session.database, OWNER).history())
+    assert session.current.plain.when != "in the last comparison"
+
+
+def test_no_side_of_a_race_knows_the_answer_that_was_just_given(session: Session) -> None:
+    ask(session, chosen=Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False))
+    model = Side(METHODS["model"].using(Drafting(budget="fixed")), GENERATION)
+    last = ended(race(session, model, model))
+    assert [summarise(run).kept for run in last.runs] == [0, 0]
+
+
+def test_a_race_with_other_settings_is_no_fault(session: Session) -> None:
+    hot = replace(GENERATION, sampling=Sampling(temperature=1.2, seed=3))
+    last = ended(race(session, PLAINLY, Side(PLAIN, hot)))
+    assert last.differs == "settings" and not last.same_text
+
+
+def test_a_race_is_stopped(session: Session) -> None:
+    held = local(session).loaded.backend
+    assert isinstance(held, Held)
+    held.allow(20)
+    long = replace(GENERATION, max_tokens=400)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(ended, race(session, Side(PLAIN, long), Side(HD, long)))
+        assert soon(lambda: held.allowed[0] == 0)
+        session.tasks.stop(OWNER, "")
+        held.allow()
+        last = running.result(20)
+    assert last.cancelled and 0 < len(last.runs[LEFT].tokens) < 400
+
+
+def test_both_sides_of_a_race_use_the_loaded_model(session: Session, shelf: Shelf) -> None:
+    with pytest.raises(PromptError, match="Both sides of a race use the loaded model"):
+        list(race(session, PLAINLY, other_of(shelf)))
+    named = Side(PLAIN, GENERATION, shelf.source("one"))
+    assert ended(race(session, named, PLAINLY)).same_text, "the loaded one by its name"

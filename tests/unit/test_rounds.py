@@ -14,10 +14,11 @@ from engine.backends.base import Backend, LogitScores, Wanted
 from engine.drafting.budget import Budget
 from engine.drafting.controller import Company, DraftController
 from engine.drafting.costs import CostCurve
+from engine.engine import Beside, Load, Measured, Request
 from engine.engine import Event as AnyEvent
-from engine.engine import Load, Measured, Request
+from engine.errors import ModelError
 from engine.local import Local
-from engine.methods import METHODS
+from engine.methods import METHODS, method_named
 from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.queue import Waiting
@@ -25,8 +26,8 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
 from engine.tree import Tree
 from engine.types import Message, Prefill, Step
-from tests.support.crowd import WORDS, alone, said
-from tests.support.toy import VOCABULARY, ToyBackend
+from tests.support.crowd import PROFILE, WORDS, alone, said
+from tests.support.toy import VOCABULARY, ToyBackend, deviating
 
 
 class Counting(ToyBackend):
@@ -300,3 +301,128 @@ def test_the_told_speedup_of_several_answers_is_the_real_one(
     _, drafted = clocked(monkeypatch, "hd", seconds)
     told = sum(step.plain_seconds or 0.0 for step in drafted)
     assert told == pytest.approx(sum(step.seconds for step in plain), rel=0.03)
+
+
+# answers that take turns
+
+
+def beside(engine: Local, requests: Sequence[Request]) -> list[list[AnyEvent]]:
+    """The events of requests that are answered side by side."""
+    found: list[list[AnyEvent]] = [[] for _ in requests]
+    for item in engine.take_turns(requests):
+        assert isinstance(item, Beside)
+        found[item.answer].append(item.event)
+    return found
+
+
+@pytest.mark.parametrize("method", ["hd", "auto", "hd+hsd:small@4"])
+def test_answers_in_turns_say_what_they_say_alone(method: str) -> None:
+    """Also with a head and a draft model, which rest where forwards are shared."""
+    named = {"method": method_named(method), "measured": Measured(), "profile": PROFILE}
+    requests = [told(2, method=METHODS["plain"], measured=Measured()), told(2, **named), told(3)]
+    with closing(Local(backend=Counting(guesses=deviating(0.5)))) as engine:
+        small = ToyBackend(name="small", logits=deviating(0.5))
+        engine.use_drafts({"small": small}, {"small": ""})
+        events = beside(engine, requests)
+        assert not engine.loaded.sequences.using
+    assert [said(each) for each in events] == [alone(each) for each in requests]
+    proposed = [step.proposed for step in events[1] if isinstance(step, Step)]
+    expected = {"hd": "model", "auto": "head"}.get(method, "draft:small")
+    assert method == "hd" or any(expected in each for each in proposed)
+
+
+class Timed(Counting):
+    """Its forwards take `took[seed]` seconds of a clock; `turns` are the seeds, as often as they
+    follow each other."""
+
+    clock, took, turns = Clock(), dict[int, float](), list[list[float]]()
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        if not self.turns or self.turns[-1][0] != sampling.seed:
+            self.turns.append([sampling.seed, 0.0])
+        self.turns[-1][1] += self.took[sampling.seed]
+        self.clock.seconds += self.took[sampling.seed]
+        return super().score(tree, sampling)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, took: dict[int, float]) -> type[Timed]:
+    kind = type("Timed", (Timed,), {"clock": Clock(), "took": took, "turns": []})
+    for module in (engine.rounds, engine.decode):
+        monkeypatch.setattr(module, "perf_counter", kind.clock)
+    return kind
+
+
+def test_answers_in_turns_have_the_model_for_equal_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {2: 0.03, 3: 0.07}
+    kind, plain = timed(monkeypatch, took), METHODS["plain"]
+    requests = [told(seed, tokens=60, method=plain, measured=Measured()) for seed in took]
+    with closing(Local(backend=kind())) as engine:
+        events = beside(engine, requests)
+    had, longest = {2: 0.0, 3: 0.0}, max(took.values())
+    for seed, seconds in kind.turns[:-1]:
+        had[int(seed)] += seconds
+        assert 0.09 < seconds < 2 * (0.1 + longest), "one turn, or two of them"
+        assert abs(had[2] - had[3]) < 0.1 + longest
+    assert len(kind.turns) > 10
+    for request, each in zip(requests, events, strict=True):
+        steps = [event for event in each if isinstance(event, Step)]
+        seconds = took[request.generation.sampling.seed]
+        assert [step.seconds for step in steps] == pytest.approx([seconds] * len(steps)), (
+            "a step does not count the turns of others"
+        )
+
+
+def test_a_longer_prompt_takes_nothing_from_the_other_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is read as a whole, and then the other one has its turns until they are even."""
+    kind = timed(monkeypatch, {2: 0.05, 3: 0.05})
+
+    def prefill(self: Timed, *args: Any, **named: Any) -> Any:
+        self.clock.seconds += len(args[0]) * 0.01
+        return Timed.prefill(self, *args, **named)
+
+    kind.prefill = prefill  # type: ignore[method-assign]
+    plain = METHODS["plain"]
+    requests = [
+        told(seed, words, 60, method=plain, measured=Measured())
+        for seed, words in ((2, 30), (3, 1))
+    ]
+    with closing(Local(backend=kind())) as engine:
+        beside(engine, requests)
+    assert kind.turns[0][0] == 3 and kind.turns[0][1] > 0.5
+    assert kind.turns[1][1] < 0.2
+
+
+def test_an_error_of_one_answer_in_turns_ends_both() -> None:
+    class Failing(Counting):
+        def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+            if sampling.seed == 3 and len(self.cache) > 40:
+                raise RuntimeError("out of memory")
+            return super().score(tree, sampling)
+
+    requests = [told(seed, tokens=60, measured=Measured()) for seed in (2, 3)]
+    with closing(Local(backend=Failing())) as engine:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            beside(engine, requests)
+        assert said(list(engine.generate(requests[0]))) == alone(requests[0])
+
+
+def test_a_stop_ends_all_answers_in_turns_and_others_wait_for_them() -> None:
+    requests = [told(seed, tokens=400, measured=Measured()) for seed in (2, 3)]
+    with closing(Local(backend=Counting())) as engine:
+        stream, found = engine.take_turns(requests), dict[int, list[Step]]()
+        other = engine.generate(told(4))
+        for item in stream:
+            if isinstance(item, Beside) and isinstance(item.event, Step):
+                found.setdefault(item.answer, []).append(item.event)
+                stream.stop()
+        assert [steps[-1].finish for _, steps in sorted(found.items())] == ["cancelled"] * 2
+        assert all(0 < len(steps) < 300 for steps in found.values())
+        events = list(other)
+    assert Waiting(1) in events and said(events) == alone(told(4))
+
+
+def test_without_a_model_nothing_takes_turns() -> None:
+    with closing(Local()) as engine, pytest.raises(ModelError, match="No model is loaded"):
+        list(engine.take_turns([told(2), told(3)]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import gradio as gr
 import pytest
 
-from app.service.comparison import Progress, Side, differs
+from app.service.comparison import LEFT, RIGHT, Progress, Race, Side, differs
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web.run_html import LEFT_AND_RIGHT, difference
@@ -163,3 +163,62 @@ def test_what_cannot_be_compared_is_reported_stays_reported_and_the_button_is_ba
     text = str(shown[1][on.verdict])
     assert "not on this machine" in text and EVIL not in text, "a notice goes by"
     assert shown[-1][on.run_button] == gr.update(visible=True)
+
+
+def raced(method: str, seconds: float, text: str = "abcd") -> Run:
+    """A run of one step for each character, which took so many seconds."""
+    steps = [
+        Step(
+            at,
+            (Token(ord(each), at, "target", text=each, probability=0.5),),
+            finish="length" if at == len(text) - 1 else None,
+            verify_seconds=seconds / len(text),
+        )
+        for at, each in enumerate(text)
+    ]
+    return run_of(steps, method=method)
+
+
+@pytest.mark.parametrize(
+    ("race", "said"),
+    [
+        (Race((raced("plain", 4), raced("hd", 2)), RIGHT, 2), "Both sides answer at once"),
+        (
+            Race((raced("plain", 4), raced("hd", 2)), RIGHT, 2, True),
+            "<b>Right was first</b> (Databases (hierarchy drafting)). The other side then had 2 of "
+            "its 4 tokens. The texts are identical.",
+        ),
+        (
+            Race((raced("plain", 2), raced("hd", 4)), LEFT, 3, True),
+            "<b>Left was first</b> (Plain decoding). The other side then had 3 of its 4 tokens.",
+        ),
+        (
+            Race((raced("plain", 2), raced("hd", 2.05)), LEFT, 3, True),
+            "<b>Both were done</b> within a tenth of a second. The texts are identical.",
+        ),
+        (
+            Race((raced("plain", 4), raced("hd", 2, "abXd")), RIGHT, 2, True),
+            "The texts differ from token 3 on, where rounding decided.",
+        ),
+        (
+            Race((raced("plain", 4), raced("hd", 2, "abXd")), RIGHT, 2, True, same_text=False),
+            "The texts differ from token 3 on, as Same distribution does not keep them.",
+        ),
+        (
+            Race((raced("plain", 4), raced("plain", 2)), RIGHT, 2, True, False, "settings"),
+            "Their texts may differ. Both had the machine for half of the time: for a speedup, "
+            "press Compare.",
+        ),
+        (Race((raced("plain", 4), Run("hd")), LEFT, 0, True), "Stopped before both"),
+    ],
+)
+def test_the_result_of_a_race_tells_no_speedup(session: Session, race: Race, said: str) -> None:
+    found = compare.result(session, race)
+    assert said in found and "\u00d7" not in found and "tokens/s" not in found
+    assert "tokens/s<" not in compare.lane(race.runs[0])
+
+
+def test_a_lane_shows_what_does_not_depend_on_the_other_one() -> None:
+    assert "4</b> tokens" in compare.lane(raced("plain", 4))
+    assert "1.00</b> tokens/step" in compare.lane(raced("plain", 4))
+    assert "<b>" not in compare.lane(Run("plain")), "nothing is known yet"

@@ -1,6 +1,6 @@
 """The Compare tab: one prompt answered in two ways that differ in method, settings or model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -9,7 +9,7 @@ import gradio as gr
 import plotly.graph_objects as go
 from gradio.events import Dependency
 
-from app.service.comparison import LEFT, RIGHT, Pace, Progress, Side
+from app.service.comparison import LEFT, RIGHT, Pace, Progress, Race, Side
 from app.service.models import title_of as title_of_model
 from app.service.preferences import Preferences
 from app.service.session import Session
@@ -39,6 +39,7 @@ from engine.methods import PLAIN, USUAL, method_named
 from engine.metrics import summarise
 from engine.models.formats import format_of
 from engine.queue import Waiting
+from engine.rounds import TURN
 from engine.runs import Verdict
 from engine.servers.client import GUARANTEE
 from engine.settings import BUDGETS
@@ -174,6 +175,43 @@ def head(title: str, run: Run | None) -> str:
             (length, "tokens/step"),
         )
     return template("side.html", title=title, figures=figures)
+
+
+def lane(run: Run) -> str:
+    """The head of one side of a race. The time of a step is not that of an answer alone."""
+    figures: Sequence[tuple[str, str]] = ()
+    if run.steps:
+        metrics = summarise(run)
+        figures = (
+            (f"{metrics.tokens:,}", "tokens"),
+            (f"{metrics.forwards:,}", "forwards"),
+            (f"{metrics.mean_acceptance_length:.2f}", "tokens/step"),
+        )
+    return template("side.html", title=title_of(run.method), figures=figures)
+
+
+def result(session: Session, race: Race) -> str:
+    """Which side of a race was first, and whether the texts are the same."""
+    if not race.over:
+        return verdict("Both sides answer at once, in turns of equal time …", "running")
+    if race.cancelled or race.first is None:
+        return verdict("Stopped before both sides were finished.")
+    left, right = (summarise(run).seconds for run in race.runs)
+    text = "<b>Both were done</b> within a tenth of a second."
+    if abs(left - right) > TURN:
+        ended, other = race.runs[race.first], race.runs[RIGHT if race.first == LEFT else LEFT]
+        text = f"<b>{NAMES[race.first]} was first</b> ({escape(title_of(ended.method))}). "
+        text += f"The other side then had {race.behind:,} of its {len(other.tokens):,} tokens."
+    more = " Both had the machine for half of the time: for a speedup, press Compare."
+    if race.differs:
+        return verdict(f"{text} Their texts may differ.{more}")
+    found = runs.verdict(session.current.text, *race.runs)
+    if found.identical:
+        return verdict(f"{text} The texts are identical.{more}", "same")
+    where = f"differ from token {found.position:,} on"
+    if race.same_text:
+        return verdict(f"{text} The texts {where}, where rounding decided.{more}", "differs")
+    return verdict(f"{text} The texts {where}, as Same distribution does not keep them.{more}")
 
 
 def heading(progress: Progress, run: Run, model: str) -> str:
@@ -314,6 +352,7 @@ class Compare(Tab):
             self.repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats", scale=2)
             with gr.Column(scale=1, min_width=110, elem_classes="go"):
                 self.run_button = gr.Button("Compare", variant="primary", elem_id="compare")
+                self.race_button = gr.Button("Race", elem_id="compare-race")
                 self.stop_button = gr.Button(
                     "Stop", variant="stop", visible=False, elem_id="compare-stop"
                 )
@@ -338,8 +377,9 @@ class Compare(Tab):
         shown = [self.verdict, *self.heads, *self.views, self.charts, *self.plots]
         chosen = [each for choice in self.sides for each in choice.inputs]
         inputs = [self.prompt, self.repeats, *chosen, *controls.inputs]
-        outputs = [self.run_button, self.stop_button, *shown]
+        outputs = [self.run_button, self.race_button, self.stop_button, *shown]
         self.on(self.stop_button.click, self.stop)
+        self.on(self.race_button.click, self.race, inputs, outputs)
         models = [each.model for each in self.sides if each.model is not None]
         self.on(tab.select, self.offer, models, [*(each.method for each in self.sides), *models])
         return self.on(self.run_button.click, self.run, inputs, outputs)
@@ -364,32 +404,56 @@ class Compare(Tab):
         return system, (side_of(same, values[:own]), side_of(same, values[own : 2 * own]))
 
     def run(self, owner: str, text: str, repeats: float, *values: object) -> Iterator[Updates]:
-        session = self.session
-        pace = Pace(1 / UPDATES_PER_SECOND)
-        yield {self.run_button: gr.update(visible=False), self.stop_button: gr.update(visible=True)}
+        yield from self.shown(owner, lambda: self.compared(owner, text, int(repeats), values))
+
+    def race(self, owner: str, text: str, repeats: float, *values: object) -> Iterator[Updates]:
+        yield from self.shown(owner, lambda: self.raced(owner, text, values))
+
+    def compared(
+        self, owner: str, text: str, repeats: int, values: Sequence[object]
+    ) -> Iterator[Updates]:
+        session, pace = self.session, Pace(1 / UPDATES_PER_SECOND)
+        system, sides = self.chosen_sides(values)
+        models = [model_label(session, side.source) for side in sides]
         last: Progress | None = None
+        for progress in session.proofs.compare_sides(owner, text, system, sides, repeats):
+            if isinstance(progress, Waiting):
+                # After the last pair only the usual model is loaded again; the verdict stays.
+                if last is None or not (last.over or last.cancelled):
+                    yield {self.verdict: waiting_line(progress)}
+                continue
+            last, running = progress, progress.running
+            if running is None or running.finish or pace.due():
+                yield self.updates(progress, repeats, models)
+
+    def raced(self, owner: str, text: str, values: Sequence[object]) -> Iterator[Updates]:
+        system, sides = self.chosen_sides(values)
+        yield {self.charts: gr.update(visible=False)}
+        for race in self.session.proofs.race(owner, text, system, sides):
+            if isinstance(race, Waiting):
+                yield {self.verdict: waiting_line(race)}
+                continue
+            shown: Updates = {self.verdict: result(self.session, race)}
+            for side, run in enumerate(race.runs):
+                shown[self.heads[side]] = lane(run)
+                shown[self.views[side]] = render.side_by_side(f"{side}-race", run.steps)
+            yield shown
+
+    def shown(self, owner: str, follow: Callable[[], Iterator[Updates]]) -> Iterator[Updates]:
+        """The updates of one comparison, with the buttons that fit, and its error if it fails."""
+        buttons = self.run_button, self.race_button, self.stop_button
+        yield {each: gr.update(visible=each is self.stop_button) for each in buttons}
         try:
-            system, sides = self.chosen_sides(values)
-            models = [model_label(session, side.source) for side in sides]
-            found = session.proofs.compare_sides(owner, text, system, sides, int(repeats))
-            for progress in found:
-                if isinstance(progress, Waiting):
-                    # After the last pair only the usual model is loaded again; the verdict stays.
-                    if last is None or not (last.over or last.cancelled):
-                        yield {self.verdict: waiting_line(progress)}
-                    continue
-                last, running = progress, progress.running
-                if running is None or running.finish or pace.due():
-                    yield self.updates(progress, int(repeats), models)
+            yield from follow()
         except Cancelled:
-            yield {self.verdict: idle(session)}
+            yield {self.verdict: idle(self.session)}
         except Exception as error:
             # The notice disappears, so the banner shows the error as well.
             message = explained(error)
             warn(message)
             yield {self.verdict: verdict(escape(message))}
-        show_notices(session, owner)
-        yield {self.run_button: gr.update(visible=True), self.stop_button: gr.update(visible=False)}
+        show_notices(self.session, owner)
+        yield {each: gr.update(visible=each is not self.stop_button) for each in buttons}
 
     def stop(self, owner: str) -> None:
         self.session.tasks.stop(owner, "")
