@@ -10,6 +10,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,10 @@ from transformers import AutoConfig, AutoTokenizer
 
 from bench.harness import Add, Command
 from engine.errors import ModelError, SettingError
+from engine.heads.dflash import PLAIN, SELECTING, Dflash, read_dflash
 from engine.heads.eagle3 import Target, read_head
 from engine.models.shape import Config, Shape, check_fits
+from engine.models.torch_heads import kinds_of
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -42,7 +46,36 @@ NAMES = {
     "midlayer.mlp.up_proj": "blk.0.ffn_up",
     "midlayer.mlp.down_proj": "blk.0.ffn_down",
 }
-"""Tensors of a head by their names in GGUF files."""
+"""Tensors of an EAGLE-3 head by their names in GGUF files."""
+BLOCK_NAMES = {
+    "fc": "fc",
+    "norm": "output_norm",
+    "hidden_norm": "enc.output_norm",
+    "candidate_selector.predecessor_codebook": "selector_predecessor",
+    "candidate_selector.successor_codebook": "selector_successor",
+    "candidate_selector.hidden_projection": "selector_hidden",
+}
+"""Tensors of a DFlash head outside its layers."""
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "attention_conv.base_kernel": "attn_conv_base",
+    "attention_conv.kernel_projection": "attn_conv_proj",
+    "mlp_conv.base_kernel": "ffn_conv_base",
+    "mlp_conv.kernel_projection": "ffn_conv_proj",
+}
+"""Those of one of its layers."""
+BARE = ("base_kernel",)
+"""Tensors whose names have no ending in GGUF files."""
 
 
 class ToGguf(Command):
@@ -60,15 +93,16 @@ class ToGguf(Command):
 
 
 class HeadToGguf(Command):
-    """An EAGLE-3 head as a GGUF file, for llama.cpp to draft with for the model's GGUF file.
+    """An EAGLE-3 or DFlash head as a GGUF file, for llama.cpp to draft with for the model's GGUF
+    file.
 
     The file has no embedding and no output matrix, because those are the model's. Its header holds
     the model's tokenizer, by which programs see that the two belong together. The file is found
-    next to the model's if its name begins with "eagle3-".
+    next to the model's if its name begins with "eagle3-" or "dflash-".
     """
 
     def add_options(self, add: Add) -> None:
-        add("head", type=Path, help="the folder of an EAGLE-3 head that knows all tokens")
+        add("head", type=Path, help="the folder of a head that knows all tokens")
         add("model", type=Path, help="the folder of the model that it drafts for")
         add("target", type=Path, help="the GGUF file to write")
 
@@ -147,6 +181,9 @@ def write_head(folder: Path, model: Path, file: Path) -> None:
 
     config: Config = AutoConfig.from_pretrained(str(model), trust_remote_code=False)
     fits = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size)
+    if set(kinds_of(folder)) & {PLAIN, SELECTING}:
+        write_block_head(read_dflash(folder, fits), model, file)
+        return
     head, tokens = read_head(folder, fits)
     left = set(head.state_dict()) - {f"{name}.weight" for name in NAMES}
     if tokens is not None or left:
@@ -166,6 +203,75 @@ def write_head(folder: Path, model: Path, file: Path) -> None:
         found = f"{NAMES[name.removesuffix('.weight')]}.weight"
         writer.add_tensor(found, stored(name, values, head.shape.layer))
     finish(writer)
+
+
+def write_block_head(head: Dflash, model: Path, file: Path) -> None:
+    """Write a DFlash head in float16. Raises ModelError for what llama.cpp does not compute.
+
+    llama.cpp knows a selector only together with convolutions, and has room for candidates whose
+    pairs are as many as a state has numbers.
+    """
+    import gguf
+
+    shape, config = head.shape, head.shape.layer
+    tensors = {block_name(name): whole(values) for name, values in head.state_dict().items()}
+    if (shape.taps and not shape.rank) or len({*shape.causal}) > 1:
+        raise ModelError(
+            "This DFlash head cannot be written for llama.cpp, which knows convolutions only with "
+            "a selector, and blocks only of which all layers see later places or none."
+        )
+    if shape.rank and not shape.taps:
+        shape = replace(shape, taps=1, group=config.hidden_size)
+        tensors |= unmoving(config)
+    writer = gguf.GGUFWriter(file, "dflash")
+    writer.add_name(f"DFlash head of {model.resolve().name}")
+    describe(writer, config, config.num_hidden_layers)
+    writer.add_array("dflash.target_layers", list(shape.layers))
+    numbers = {"block_size": shape.places}
+    if shape.rank:
+        numbers |= {"conv_kernel_size": shape.taps, "conv_group_size": shape.group}
+        fitting = (isqrt(4 * config.hidden_size + 1) - 1) // 2
+        numbers |= {"selector_rank": shape.rank, "selector_top_k": min(shape.candidates, fitting)}
+    for name, number in numbers.items():
+        writer.add_uint32(f"dflash.{name}", number)
+    writer.add_embedding_scale(shape.input_scale)
+    writer.add_logit_scale(shape.output_scale)
+    if shape.cap:
+        writer.add_final_logit_softcapping(shape.cap)
+    if any(shape.windows):
+        writer.add_sliding_window(max(shape.windows))
+        writer.add_array(
+            "dflash.attention.sliding_window_pattern", [each > 0 for each in shape.windows]
+        )
+    writer.add_causal_attention(all(shape.causal))
+    add_tokenizer(writer, model)
+    writer.add_mask_token_id(shape.mask)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    finish(writer)
+
+
+def unmoving(config: Config) -> dict[str, NDArray[Any]]:
+    """Convolutions that change nothing."""
+    return {
+        f"blk.{number}.{part}_conv_{name}": values
+        for number in range(config.num_hidden_layers)
+        for part in ("attn", "ffn")
+        for name, values in (
+            ("base", np.ones((2, 1, config.hidden_size), np.float32)),
+            ("proj.weight", np.zeros((2, config.hidden_size), np.float16)),
+        )
+    }
+
+
+def block_name(name: str) -> str:
+    """The name of a tensor of a DFlash head in GGUF files."""
+    plain = name.removesuffix(".weight")
+    if plain in BLOCK_NAMES:
+        return f"{BLOCK_NAMES[plain]}.weight"
+    _, number, rest = plain.split(".", 2)
+    ending = "" if rest.endswith(BARE) else ".weight"
+    return f"blk.{number}.{LAYER_NAMES[rest]}{ending}"
 
 
 def finish(writer: "GGUFWriter") -> None:
@@ -251,5 +357,11 @@ def stored(name: str, values: torch.Tensor, config: Config) -> NDArray[Any]:
     if (kind := name.split(".")[-2]) in heads:
         halves = values.reshape(heads[kind], 2, -1, values.shape[1])
         values = halves.transpose(1, 2).reshape(values.shape)
-    array: NDArray[Any] = values.numpy().astype(np.float32 if values.ndim == 1 else np.float16)
+    return whole(values)
+
+
+def whole(values: torch.Tensor) -> NDArray[Any]:
+    """A weight in float16; norms and the kernels of convolutions stay in float32."""
+    kind = np.float16 if values.ndim == 2 else np.float32
+    array: NDArray[Any] = values.to(torch.float32).numpy().astype(kind)
     return array

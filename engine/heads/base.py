@@ -108,6 +108,39 @@ class LogitGuess:
         return self.choice
 
 
+class BlockGuess(LogitGuess):
+    """The guess of the first of some `places`, and those of all others, which the same call of the
+    head computed.
+
+    `at(depth, token)` is the guess of a place after the token before it; None if the head does not
+    say what follows that token. For the first place the token is the `root`. If the head `selects`,
+    the token before a place makes a difference.
+    """
+
+    __slots__ = ("at", "known", "places", "selects")
+
+    def __init__(
+        self,
+        root: int,
+        places: int,
+        at: Callable[[int, int], LogitGuess | None],
+        selects: bool,
+    ) -> None:
+        self.at, self.places, self.selects = at, places, selects
+        self.known: dict[tuple[int, int], LogitGuess | None] = {}
+        first = at(0, root)
+        assert first is not None, "the root is before the first place"
+        super().__init__(first.logits, first.tokens)
+
+    def after(self, depth: int, token: int) -> LogitGuess | None:
+        if depth >= self.places:
+            return None
+        key = depth, token if self.selects else 0
+        if key not in self.known:
+            self.known[key] = self.at(depth, token)
+        return self.known[key]
+
+
 class Head(Protocol):
     """The head of one sequence. Calls of it and of its backend never overlap.
 

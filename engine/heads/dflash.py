@@ -42,7 +42,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from engine.errors import ModelError, first_line
-from engine.heads.base import LogitGuess
+from engine.heads.base import BlockGuess, LogitGuess
 from engine.heads.eagle3 import LAYER_FIELDS, TARGET_KEY, Attend, Target, Turn, fit
 from engine.heads.eagle3_head import Eagle3Head, Eagle3Weights, Projection, linear
 from engine.sampling import Floats
@@ -367,44 +367,27 @@ def shape_of(config: Mapping[str, Any], target: Target) -> DflashShape:
 # guesses
 
 
-class BlockGuess(LogitGuess):
-    """The guess of the first place, and those of all others.
+def block_guess(
+    root: int,
+    logits: Floats,
+    tokens: NDArray[np.int64] | None = None,
+    edges: Floats | None = None,
+    vector_of: Callable[[int], Floats] | None = None,
+) -> BlockGuess:
+    """The guess of a block, from logits of shape (places, candidates).
 
-    `logits` has shape (places, candidates). `tokens` are the candidates, of the same shape and in
-    rising order, None for the whole vocabulary. With `edges`, shape (places, candidates, rank), the
-    token before a place adds the products of its vector, `vector_of(token)`, with them.
+    `tokens` are the candidates, of the same shape and in rising order, None for the whole
+    vocabulary. With `edges`, shape (places, candidates, rank), the token before a place adds the
+    products of its vector, `vector_of(token)`, with them.
     """
 
-    __slots__ = ("all_logits", "all_tokens", "edges", "known", "vector_of")
+    def at(depth: int, token: int) -> LogitGuess:
+        found = logits[depth]
+        if edges is not None and vector_of is not None:
+            found = found + edges[depth] @ vector_of(token)
+        return LogitGuess(found, None if tokens is None else tokens[depth])
 
-    def __init__(
-        self,
-        root: int,
-        logits: Floats,
-        tokens: NDArray[np.int64] | None = None,
-        edges: Floats | None = None,
-        vector_of: Callable[[int], Floats] | None = None,
-    ) -> None:
-        self.all_logits, self.all_tokens = logits, tokens
-        self.edges, self.vector_of = edges, vector_of
-        self.known: dict[tuple[int, int], LogitGuess] = {}
-        first = self.at(0, root)
-        super().__init__(first.logits, first.tokens)
-
-    def after(self, depth: int, token: int) -> LogitGuess | None:
-        if depth >= len(self.all_logits):
-            return None
-        # Without a selector, the token before a place makes no difference.
-        key = depth, token if self.edges is not None else 0
-        if key not in self.known:
-            self.known[key] = self.at(depth, token)
-        return self.known[key]
-
-    def at(self, depth: int, token: int) -> LogitGuess:
-        logits = self.all_logits[depth]
-        if self.edges is not None and self.vector_of is not None:
-            logits = logits + self.edges[depth] @ self.vector_of(token)
-        return LogitGuess(logits, None if self.all_tokens is None else self.all_tokens[depth])
+    return BlockGuess(root, len(logits), at, edges is not None)
 
 
 class DflashHead(Eagle3Head):
@@ -460,13 +443,13 @@ class DflashHead(Eagle3Head):
         network, shape = self.weights.head, self.weights.head.shape
         logits = network.logits(linear(states, self.weights.output))
         if not shape.rank:
-            return BlockGuess(token, logits.cpu().numpy())
+            return block_guess(token, logits.cpu().numpy())
         selector = network.candidate_selector
         tokens = logits.topk(shape.candidates, sorted=False).indices.sort().values
         vectors = selector.hidden_projection(states)[:, None].float()
         edges = functional.embedding(tokens, selector.successor_codebook) * vectors
         found = logits.gather(1, tokens)
-        return BlockGuess(
+        return block_guess(
             token,
             found.cpu().numpy(),
             tokens.cpu().numpy(),

@@ -9,6 +9,7 @@ had at the token before; the row's logits predict the next token. The model prov
 - MTP: the state after its last layer. The head's layers have their own cache.
 - Gemma 4's assistant: the same, but its layers read the model's cache, so it has no other.
 - EAGLE-3: the states before three layers, which the head first combines into one.
+- DFlash: the states before some layers. See engine/heads/llamacpp_block.py.
 
 Invariant: the head's cache holds the rows of the tokens from place `begin` to before `fed`, and
 guesses after them, which `forget` drops. `states` are those of the decided tokens from place
@@ -109,23 +110,44 @@ def lacking(name: str) -> NoHead:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """The block of a DFlash head: its `places`, the last decided token included, the token of those
+    to guess, and how many `candidates` of a place its selector keeps, 0 without one. With `causal`
+    a place does not see later ones. Logits are scaled, and capped unless `cap` is 0; with a
+    selector the library does this."""
+
+    places: int
+    mask: int
+    candidates: int = 0
+    causal: bool = False
+    scale: float = 1.0
+    cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """How a head computes.
 
     `layers` are the layers of the model whose inputs it reads, () if it reads the state after the
     last layer. With `shared` it reads the model's cache. With `cropped` the library returns the
     states of rows only if their logits are requested, and with `whole` it computes the logits of
-    all rows in any case.
+    all rows in any case. With a `block` it guesses several tokens at once.
     """
 
     name: str
     layers: tuple[int, ...] = ()
     shared: bool = False
     cropped: bool = False
+    block: Block | None = None
 
     @property
     def whole(self) -> bool:
         return bool(self.layers)
+
+    @property
+    def behind(self) -> int:
+        """How many places before its own a row reads the model's state."""
+        return 0 if self.block else 1
 
 
 class HeadContext:
@@ -267,7 +289,7 @@ class LlamaHead:
         return type(self)(self.shared, self.info, backend)
 
     def clear(self) -> None:
-        self.begin = self.fed = 1
+        self.begin = self.fed = self.shared.kind.behind
         self.first = self.depth = 0
         self.branches = [0]
         self.states: Floats = np.zeros((0, self.shared.features), np.float32)
@@ -456,5 +478,5 @@ class LlamaHead:
 
     def trim(self) -> None:
         """Drop the states that no later row needs; the last row may be computed again."""
-        gone = max(0, self.fed - 2 - self.first)
+        gone = max(0, self.fed - 1 - self.shared.kind.behind - self.first)
         self.states, self.first = self.states[gone:], self.first + gone

@@ -25,7 +25,7 @@ KIND = re.compile(r"[-._](?:ud-)?(?:i?q|tq|mxfp|nvfp|bf|fp?)\d[\w.]*$")
 """The endings of names of files that give the type of weights."""
 NO_MODELS = ("mmproj", "imatrix")
 """Parts of the names of files that hold no model: an encoder of pictures, statistics."""
-HEADS = {"mtp-": "MTP", "eagle3-": "EAGLE-3"}
+HEADS = {"mtp-": "MTP", "eagle3-": "EAGLE-3", "dflash-": "DFlash"}
 """The kinds of heads by the beginnings of names of files that hold only the head of a model in the
 same folder."""
 BLOCK, BLOCKS = 1 << 14, 16

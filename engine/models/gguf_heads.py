@@ -18,10 +18,27 @@ from engine.backends.check import gives_numbers
 from engine.backends.llamacpp import LlamaCppBackend
 from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
-from engine.heads.llamacpp import DEPTH, ROWS, WIDTH, HeadContext, Kind, LlamaHead, NoHead, bound
+from engine.heads.llamacpp import (
+    DEPTH,
+    ROWS,
+    WIDTH,
+    Block,
+    HeadContext,
+    Kind,
+    LlamaHead,
+    NoHead,
+    bound,
+)
+from engine.heads.llamacpp_block import LlamaBlockHead, prepare
 from engine.models.format import found_at
 from engine.models.gguf import complaint, context_parameters, log, metadata, model_parameters
-from engine.models.gguf_files import MAGIC, file_fingerprint, heads_near, kind_of_head
+from engine.models.gguf_files import (
+    HEADS,
+    MAGIC,
+    file_fingerprint,
+    heads_near,
+    kind_of_head,
+)
 from engine.settings import Runtime
 
 NEXTN = "nextn_predict_layers"
@@ -45,10 +62,13 @@ SHOWING = frozenset(
 process."""
 STATES = frozenset({"gemma4", "gpt-oss"}) | GUESSING
 """Architectures of which llama.cpp returns the state after the last layer."""
-HEADS_ONLY = frozenset({"eagle3", "gemma4-assistant"})
+HEADS_ONLY = frozenset({"dflash", "eagle3", "gemma4-assistant"})
 """Architectures of files that hold only a head."""
+ANCHORED = "sample_from_anchor"
+"""The key by which files of DSpark heads are told from others of the same architecture."""
 SAMPLES = 512
 """The number of tokens by which two vocabularies are compared."""
+NAMES = ", ".join(f"{start}*.gguf" for start in HEADS)
 LEVELS = 2
 """The levels that are guessed when a head is tried."""
 
@@ -111,12 +131,10 @@ def architecture(model: Any) -> str:
 def named_file(text: str) -> Path:
     path = Path(os.path.expanduser(text))
     if not path.is_file():
-        raise NoHead(
-            f"a GGUF file is needed there (mtp-*.gguf, eagle3-*.gguf), and {found_at(path)}"
-        )
+        raise NoHead(f"a GGUF file is needed there ({NAMES}), and {found_at(path)}")
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            raise NoHead("it is no GGUF file, which is needed there (mtp-*.gguf, eagle3-*.gguf)")
+            raise NoHead(f"it is no GGUF file, which is needed there ({NAMES})")
     return path
 
 
@@ -157,16 +175,11 @@ def fitting(model: Any, own: Any) -> Kind:
         raise NoHead("it has another vocabulary")
     width = llama_cpp.llama_model_n_embd_out(model)
     if kind == "eagle3":
-        layers = bound().llama_model_target_layer_ids
-        count = bound().llama_model_target_layer_ids_n(own)
-        read = tuple(layers(own)[:count])
-        layer_count = llama_cpp.llama_model_n_layer(model)
-        if target not in SHOWING or (layer_count in read and target not in STATES):
-            raise NoHead(f"llama.cpp does not hand out the hidden states of {target} models")
-        if not read or not 0 <= min(read) <= max(read) <= layer_count:
-            raise NoHead(f"it reads the layers {list(read)}, and the model has {layer_count}")
         expected = metadata(own, "eagle3.target_hidden_size")
-        found = Kind("EAGLE-3", layers=read)
+        found = Kind("EAGLE-3", layers=layers_read(model, own))
+    elif kind == "dflash":
+        expected = str(llama_cpp.llama_model_n_embd(own))
+        found = Kind("DFlash", layers=layers_read(model, own), block=block_of(own))
     elif kind == "gemma4-assistant" and target == "gemma4":
         expected = str(llama_cpp.llama_model_n_embd_out(own))
         found = Kind("MTP", shared=True, cropped=True)
@@ -179,6 +192,42 @@ def fitting(model: Any, own: Any) -> Kind:
     if expected != str(width):
         raise NoHead(f"it reads states of {expected} numbers, and the model's have {width}")
     return found
+
+
+def layers_read(model: Any, own: Any) -> tuple[int, ...]:
+    """The layers of the model whose inputs a head reads. Raises NoHead."""
+    target, count = architecture(model), bound().llama_model_target_layer_ids_n(own)
+    read = tuple(bound().llama_model_target_layer_ids(own)[:count])
+    layers = llama_cpp.llama_model_n_layer(model)
+    if target not in SHOWING or (layers in read and target not in STATES):
+        raise NoHead(f"llama.cpp does not hand out the hidden states of {target} models")
+    if not read or not 0 <= min(read) <= max(read) <= layers:
+        raise NoHead(f"it reads the layers {list(read)}, and the model has {layers}")
+    return read
+
+
+def block_of(own: Any) -> Block:
+    """The block of a DFlash head. Raises NoHead."""
+
+    def value(name: str, default: str) -> str:
+        return metadata(own, f"dflash.{name}") or default
+
+    if value(ANCHORED, ""):
+        raise NoHead("it is a DSpark head, whose blocks depend on the tokens that it would choose")
+    mask = llama_cpp.llama_vocab_mask(llama_cpp.llama_model_get_vocab(own))
+    places = int(value("block_size", "16"))
+    if mask < 0:
+        raise NoHead("its file names no mask token")
+    if not 2 <= places <= ROWS:
+        raise NoHead(f"it guesses blocks of {places}, and 2 to {ROWS} are possible")
+    return Block(
+        places,
+        mask,
+        int(value("selector_top_k", "0")),
+        value("attention.causal", "") == "true",
+        float(value("logit_scale", "1")),
+        float(value("final_logit_softcapping", "0")),
+    )
 
 
 def same_vocabulary(model: Any, own: Any) -> bool:
@@ -201,7 +250,7 @@ def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
     parameters.n_batch = parameters.n_ubatch = ROWS
     # The head guesses branches only if the model verifies them.
     branches = 1 if llama_cpp.llama_n_seq_max(target) == 1 else WIDTH + 1
-    parameters.n_seq_max = 1 if kind.shared else branches
+    parameters.n_seq_max = 1 if kind.shared or kind.block else branches
     parameters.n_outputs_max = ROWS if kind.whole else branches
     parameters.n_rs_seq = 0
     if not kind.layers:
@@ -229,21 +278,26 @@ def with_head(
         shared = HeadContext(
             found.kind, backend.context, found.context, found.model, backend.shared
         )
+        if found.kind.block:
+            prepare(shared, found.kind.block)
         if not backend.info.can_tree:
             raise NoHead("the model decodes plainly")
         if found.kind.shared and not backend.shared.single:
             several = "which holds several conversations. With --parallel 1 it is used"
             raise NoHead(f"it reads the model's cache, {several}")
         named = file_fingerprint(found.path) if found.path else backend.info.fingerprint
+        block = found.kind.block
+        depth = block.places - 1 if block else DEPTH
         info = HeadInfo(
             found.kind.name,
-            DEPTH,
+            depth,
             branches=backend.info.leaves != 1,
+            at_once=depth if block else 1,
             parameters=found.parameters,
             memory_bytes=found.weights,
             fingerprint=digest([named, found.kind.name]),
         )
-        backend.head = head = LlamaHead(shared, info, backend)
+        backend.head = head = (LlamaBlockHead if block else LlamaHead)(shared, info, backend)
         if fault := fault_of(backend, head):
             backend.head = None
             raise NoHead(fault)

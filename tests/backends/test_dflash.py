@@ -34,7 +34,9 @@ from tests.support.dflash_files import (
     config,
     numbers,
 )
+from tests.support.gguf_files import value_of
 from tests.support.lossless import assert_lossless, events_of
+from training.gguf import write_head
 
 pytestmark = pytest.mark.model
 GREEDY = Sampling(temperature=0)
@@ -254,3 +256,66 @@ def test_the_kind_of_a_head_is_told_by_what_its_config_has(tmp_path: Path) -> No
     }.items():
         file.write_text(text, encoding="utf-8")
         assert kinds_of(tmp_path) == wanted
+
+
+# In llama.cpp.
+
+
+@pytest.mark.gguf
+@pytest.mark.parametrize("form", ["first", "second", "second, without convolutions"])
+def test_a_block_is_guessed_the_same_in_both_formats(
+    form: str, gguf_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Behind texts that grow and go back."""
+    second = form != "first"
+    settings, tensors = config(second, is_causal=False), numbers(3, second)
+    if second:
+        settings["dflash_config"]["selector_top_k"] = 12
+    if "without" in form:
+        settings["dflash_config"] |= {"conv_kernel_size": 0, "conv_group_size": 0}
+        tensors = {name: each for name, each in tensors.items() if "_conv." not in name}
+    folder, file = written(tmp_path / "head", settings, tensors), tmp_path / "x.gguf"
+    write_head(folder, EMBEDDED, file)
+    one: Any = loaded(folder)
+    other: Any = load(str(gguf_files["target-F16"]), Runtime(threads=1, head=str(file)))
+    same = ("name", "depth", "at_once", "branches")
+    assert all(getattr(one.info.head, each) == getattr(other.info.head, each) for each in same)
+    more = other.info.head.parameters - one.info.head.parameters
+    assert more == (LAYERS * 2 * 4 * HIDDEN if "without" in form else 0), "some that do nothing"
+    for text in (TEXT[:20], TEXT[:21], TEXT[:40], TEXT[:30], [*TEXT[:25], 7, 8]):
+        firsts = []
+        for backend in (one, other):
+            backend.head.listen(True)
+            backend.prefill(text, never)
+            firsts.append(backend.head.start(text, GREEDY, never))
+        left, right = firsts
+        for depth in range(1, PLACES):
+            for token, chance in left.likeliest(3):
+                assert right.probability(token) == pytest.approx(chance, rel=0.1, abs=0.01)
+            token = left.likeliest(2)[-1][0]
+            left, right = (each.after(depth, token) for each in firsts)
+        assert left is right is None
+        one.head.forget()
+        other.head.forget()
+    one.close()
+
+
+@pytest.mark.gguf
+def test_more_candidates_than_llama_cpp_has_room_for_are_left_out(tmp_path: Path) -> None:
+    folder = written(tmp_path / "head", config(True, is_causal=False), numbers(1, True))
+    write_head(folder, EMBEDDED, tmp_path / "x.gguf")
+    assert value_of(tmp_path / "x.gguf", "dflash.selector_top_k") == 15
+    assert 15 * 16 <= HIDDEN < 16 * 17
+
+
+@pytest.mark.gguf
+@pytest.mark.parametrize("form", ["sliding", "convolutions alone"])
+def test_what_llama_cpp_does_not_compute_is_not_written(form: str, tmp_path: Path) -> None:
+    second = form != "sliding"
+    settings, tensors = config(second, **({} if second else SLIDING)), numbers(1, second)
+    if second:
+        settings["dflash_config"] |= {"selector_rank": 0, "selector_top_k": 0}
+        tensors = {name: each for name, each in tensors.items() if "selector" not in name}
+    folder = written(tmp_path / "head", settings, tensors)
+    with pytest.raises(ModelError, match="cannot be written for llama.cpp"):
+        write_head(folder, EMBEDDED, tmp_path / "x.gguf")

@@ -28,6 +28,7 @@ from engine.types import HEAD, Step
 from tests.support.gguf_files import opened_gguf, rewritten, tiny_gguf
 from tests.support.head_files import (
     assistant_gguf,
+    dflash_gguf,
     eagle3_gguf,
     llama_gguf,
     model_with_head,
@@ -47,7 +48,9 @@ STEPS = 48
 PROMPT = tuple(range(40, 70))
 BESIDE = ("EAGLE-3", "assistant")
 """Heads in files of their own: one with a cache of its own, one that reads the model's."""
-KINDS = (*BESIDE, "MTP", "MTP, marks")
+BLOCKS = ("DFlash", "DFlash2")
+"""Those that guess several tokens at once, the second one with a selector."""
+KINDS = (*BESIDE, *BLOCKS, "MTP", "MTP, marks")
 """The last two are in the file of a model that keeps a state: it goes back by snapshots of that, or
 reads again behind marks."""
 
@@ -95,10 +98,11 @@ def test_a_head_is_found_and_told(
     files: dict[str, Path], models: dict[str, Any], kind: str
 ) -> None:
     info = models[kind].info.head
-    assert info.drafts and info.depth == 8 and not info.note
-    assert info.branches == (kind in BESIDE), "as its model verifies branches, or chains"
-    assert info.name == ("EAGLE-3" if kind == "EAGLE-3" else "MTP")
-    if kind in BESIDE:
+    assert info.drafts and not info.note
+    assert (info.depth, info.at_once) == ((5, 5) if kind in BLOCKS else (8, 1))
+    assert info.branches == (kind in (*BESIDE, *BLOCKS)), "as its model verifies them, or chains"
+    assert info.name == {"EAGLE-3": "EAGLE-3", **dict.fromkeys(BLOCKS, "DFlash")}.get(kind, "MTP")
+    if kind in (*BESIDE, *BLOCKS):
         assert info.parameters > 10_000 and info.memory_bytes >= 4 * info.parameters
     else:
         assert info.memory_bytes == 0, "they are among the model's"
@@ -180,7 +184,7 @@ def guesses(backend: Any, tokens: Sequence[int], ahead: int = 3) -> list[Floats]
     guess = backend.head.start(tokens, Sampling(), never)
     found = [guess.logits]
     for _ in range(ahead - 1):
-        [guess] = backend.head.extend([0], [int(guess.logits.argmax())])
+        [guess] = backend.head.extend([0], [guess.likeliest(1)[0][0]])
         found.append(guess.logits)
     backend.head.forget()
     return found
@@ -323,6 +327,21 @@ UNFIT: dict[str, tuple[Change, str]] = {
     "layers": (lambda folder: eagle3_gguf(folder, layers=(0, 1, 9)), "layers [0, 1, 9]"),
     "behind": (lambda folder: eagle3_gguf(folder, layers=(0, 1, 3)), "states of llama"),
     "kind": (assistant_gguf, "kind gemma4-assistant"),
+    "layers of a block head": (
+        lambda folder: dflash_gguf(folder, target_layers=[0, 1, 9]), "layers [0, 1, 9]"
+    ),
+    "DSpark": (
+        lambda folder: dflash_gguf(folder, sample_from_anchor=False), "it is a DSpark head"
+    ),
+    "no block": (lambda folder: dflash_gguf(folder, block_size=1), "it guesses blocks of 1"),
+    "no mask": (
+        lambda folder: rewritten(
+            dflash_gguf(folder, name="source.bin"),
+            folder / "dflash-other.gguf",
+            {"tokenizer.ggml.mask_token_id": None},
+        ),
+        "names no mask token",
+    ),
     "tokens": (
         lambda folder: rewritten(
             eagle3_gguf(folder, name="source.bin"),
@@ -356,7 +375,7 @@ def test_a_head_file_that_is_damaged_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("words")
     for name, words in {
         "none.gguf": "there is no such file or folder",
-        "": "(mtp-*.gguf, eagle3-*.gguf), and the folder holds a.txt, attending.gguf",
+        "": "eagle3-*.gguf, dflash-*.gguf), and the folder holds a.txt, attending.gguf",
         "a.txt": "it is no GGUF file",
         "attending.gguf": "it is a model without prediction layers of the kind llama",
     }.items():
@@ -393,11 +412,11 @@ def test_a_head_that_ends_the_process_costs_nothing_but_itself(
 def test_the_memory_of_a_head_is_counted_before_it_is_loaded(
     files: dict[str, Path], models: dict[str, Any]
 ) -> None:
-    for kind in (*BESIDE, "MTP"):
+    for kind in (*BESIDE, *BLOCKS, "MTP"):
         path = str(files[kind])
         whole, without = need(path, Runtime()), need(path, Runtime(head="off"))
         assert whole.weights - without.weights == models[kind].info.head.memory_bytes
-        states = 512 * 64 * (3 if kind == "EAGLE-3" else 1) * 4
+        states = 512 * 64 * (3 if kind in ("EAGLE-3", *BLOCKS) else 1) * 4
         assert whole.cache - without.cache > 2 * states, "its own cache, and states of a prompt"
 
 

@@ -534,10 +534,12 @@ def test_a_sequence_begins_with_what_another_one_had_when_it_was_parked(
 # Heads.
 
 
-@pytest.fixture(scope="module")
-def headed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A model with an EAGLE-3 head and places for three conversations, and the same with one."""
-    path = model_with_head("EAGLE-3", tmp_path_factory.mktemp("headed"))
+@pytest.fixture(scope="module", params=["EAGLE-3", "DFlash"])
+def headed(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Any, Any]:
+    """A model with a head and places for three conversations, and the same with one."""
+    path = model_with_head(request.param, tmp_path_factory.mktemp("headed"))
     return endless(opened_gguf(path, parallel=3)), endless(opened_gguf(path))
 
 

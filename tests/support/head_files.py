@@ -19,6 +19,8 @@ from tests.support.tiny_gguf import HEAD, HEADS, WIDTH, Weights, sizes, tiny
 NOISE = 0.03
 """How much a layer adds to what the last token alone says."""
 CONTEXT = 512
+MASK = 2
+"""The token at the places that a block is to guess."""
 NARROW = 48
 """The width of Gemma 4's assistant, which is less than that of its model."""
 SOURCES = ("attn_output", "ssm_out", "ffn_down")
@@ -38,9 +40,16 @@ GEMMA = {
 Arrays = dict[str, np.ndarray]
 
 
-def written(path: Path, architecture: str, own: Mapping[str, Any], arrays: Arrays) -> Path:
+def written(
+    path: Path,
+    architecture: str,
+    own: Mapping[str, Any],
+    arrays: Arrays,
+    more: Mapping[str, Any] | None = None,
+) -> Path:
     """A file of these arrays; `own` are the values that the architecture names."""
     values = BYTES | {f"{architecture}.{name}": value for name, value in own.items()}
+    values |= more or {}
     return write_gguf(path, architecture, values, arrays, BYTES_TYPES)
 
 
@@ -127,6 +136,52 @@ def eagle3_gguf(
     return written(folder / name, "eagle3", values, arrays)
 
 
+def dflash_gguf(
+    folder: Path, second: bool = False, name: str = "dflash-attending.gguf", **more: Any
+) -> Path:
+    """A DFlash head for llama_gguf(). Each of its places says what may follow the token that the
+    block begins with; what it reads of the text and of mask tokens is small beside that.
+
+    That of the `second` kind has a selector, and convolutions that change little. `more` are values
+    of the header, None for those that it lacks.
+    """
+    weights, width = Weights(5), HEADS * HEAD
+    mask = following()["token_embd.weight"][MASK]
+    weights.matrix("fc", WIDTH, 3 * WIDTH)
+    weights.norm("output_norm")
+    weights.plain("enc.output_norm.weight", np.full(WIDTH, NOISE))
+    weights.layer(0)
+    weights.norm("attn_norm", "ffn_norm")
+    weights.norm("attn_q_norm", "attn_k_norm", length=HEAD)
+    weights.plain("attn_q.weight", np.zeros((width, WIDTH)))
+    weights.matrix("attn_k", width, WIDTH)
+    weights.plain("attn_v.weight", np.eye(width) - np.outer(mask, mask) / (mask @ mask))
+    weights.plain("attn_output.weight", 30 * np.eye(WIDTH))
+    weights.forward()
+    weights.arrays["blk.0.ffn_down.weight"] *= NOISE**2
+    values = sizes(1, CONTEXT) | {
+        "attention.head_count_kv": HEADS,
+        "target_layers": [0, 1, 2],
+        "block_size": 6,
+        "embedding_scale": NOISE,
+    }
+    if second:
+        values |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8}
+        values |= {"selector_top_k": 7, "logit_scale": 0.7, "final_logit_softcapping": 9.0}
+        for part in ("attn", "ffn"):
+            kernels = np.zeros((2, 2, WIDTH))
+            kernels[:, 0], kernels[:, 1] = 1.0, NOISE
+            weights.plain(f"{part}_conv_base", kernels)
+            weights.matrix(f"{part}_conv_proj", 4 * WIDTH // 16, WIDTH, size=NOISE)
+        weights.prefix = ""
+        weights.matrix("selector_predecessor", len(WORDS), 8, size=1.0)
+        weights.matrix("selector_successor", len(WORDS), 8, size=1.0)
+        weights.matrix("selector_hidden", 8, WIDTH)
+    own = {key: value for key, value in (values | more).items() if value is not None}
+    marked = {"tokenizer.ggml.mask_token_id": MASK}
+    return written(folder / name, "dflash", own, weights.arrays, marked)
+
+
 def gemma4_gguf(folder: Path) -> Path:
     """A Gemma 4 of a layer that sees a window and one that sees all."""
     weights = Weights(3)
@@ -181,6 +236,9 @@ def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf
 def model_with_head(kind: str, folder: Path) -> Path:
     if kind == "EAGLE-3":
         eagle3_gguf(folder)
+        return llama_gguf(folder)
+    if kind.startswith("DFlash"):
+        dflash_gguf(folder, kind == "DFlash2")
         return llama_gguf(folder)
     if kind == "assistant":
         assistant_gguf(folder)

@@ -157,16 +157,21 @@ def test_what_a_block_head_learns_is_what_it_guesses(
     backend = load(str(made / "target"), Runtime(dtype="float32", head=folder)).open()
     own: Any = backend.head
     own.listen(True)
-    losses, shares = [], []
+    vectors = own.weights.head.candidate_selector.predecessor_codebook
+    kept, losses, shares = vectors.clone(), [], []
     for at in first:
         backend.prefill(text[: at + 1], lambda: False)
-        guess = own.start(text[: at + 1], Sampling(temperature=0), lambda: False)
+        started = text[: at + 1], Sampling(temperature=0), lambda: False
+        vectors.zero_()
+        without = own.start(*started)
+        places = [without.at(depth, 0).logits for depth in range(3)]
+        vectors.copy_(kept)
+        guess = own.start(*started)
         for depth in range(3):
             if not all(answers[at : at + depth + 1]):
                 break
             joint: Any = guess if depth == 0 else guess.after(depth, text[at + depth])
-            alone = guess.all_logits[depth]
-            for logits, share in ((joint.logits, 1.0), (alone, ALONE)):
+            for logits, share in ((joint.logits, 1.0), (places[depth], ALONE)):
                 expected = torch.from_numpy(logits).log_softmax(-1)
                 losses.append(-share * float((laws[at + depth] * expected).sum()) / (1 + ALONE))
                 losses[-1] *= BLOCK_FADE**depth

@@ -188,6 +188,7 @@ def test_the_head_that_is_made_for_a_file_comes_with_it(hub: Hub) -> None:
         ("Qwen3.5-9B-Q4_0.gguf", ["Qwen3.5-4B-Q4_0.gguf"], ["mtp-Qwen3.5-9B-F16.gguf"]),
         # A file that is no model has no head.
         ("big.gguf", ["mmproj-other.gguf"], ["eagle3-mmproj-other.gguf"]),
+        ("big-Q4_K_M.gguf", ["small-Q4_K_M.gguf"], ["dflash-big-Q8_0.gguf"]),
         # One like no model beside it may be that of any.
         ("big.gguf", ["small.gguf"], ["mtp-x.gguf"]),
     ],
