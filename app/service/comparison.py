@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from app.service.jobs import Stop
 from engine.backends.base import BackendInfo
@@ -349,12 +349,12 @@ class Pairs:
             Growing(request, self.report, partial(self.started, side))
             for side, request in enumerate(requests)
         ]
-        pace, race = Pace(UPDATE_SECONDS), Race((NO_RUN, NO_RUN), None, 0, False, self.same_text)
-        race = replace(race, differs=self.differs)
+        race = Race((NO_RUN, NO_RUN), same_text=self.same_text, differs=self.differs)
 
-        def now(**more: Any) -> Race:
-            return replace(race, runs=(growing[LEFT].run, growing[RIGHT].run), **more)
+        def now(over: bool = False) -> Race:
+            return replace(race, runs=(growing[LEFT].run, growing[RIGHT].run), over=over)
 
+        pace = Pace(UPDATE_SECONDS)
         stream = self.stop.start(lambda: self.engine.take_turns(requests))
         try:
             for item in stream:

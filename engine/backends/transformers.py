@@ -49,7 +49,7 @@ from engine.backends.pool import PoolCache
 from engine.backends.quantised import PackedLinear
 from engine.backends.rounded import RoundedLinear
 from engine.backends.transformers_tokenizer import TransformersTokenizer
-from engine.heads.eagle3_head import Eagle3Head
+from engine.heads.eagle3_head import Eagle3Head, Embedding, Matrix
 from engine.models.memory import CHAIN
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -526,7 +526,7 @@ class TransformersBackend(TransformersTokenizer):
         logits: Floats = output.logits[0, -1].float().cpu().numpy()
         return logits
 
-    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor | torch.nn.Module]:
+    def embeddings(self) -> tuple[Embedding, Matrix]:
         """The embedding and the output matrix, for a head without its own. A matrix of few bits
         stays as it is: its numbers would take four times the memory."""
         output = self.model.get_output_embeddings()

@@ -23,7 +23,15 @@ from engine.backends.captured import (
     reaches_to,
 )
 from engine.backends.transformers import TransformersBackend
-from engine.heads.eagle3_head import Block, Eagle3Head, Eagle3Weights, gap, linear, trial
+from engine.heads.eagle3_head import (
+    Block,
+    Eagle3Head,
+    Eagle3Weights,
+    gap,
+    linear,
+    rows_of,
+    trial,
+)
 
 ROWS = (1, 4, 16)
 """Rows of recorded steps; more are computed as usual."""
@@ -86,7 +94,7 @@ class HeadForward(Recorded):
             )
             return found.reshape(queries.shape)
 
-        embedded = functional.embedding(tokens, weights.embedding).to(self.before.dtype)
+        embedded = rows_of(tokens, weights.embedding).to(self.before.dtype)
         hidden = weights.head(embedded, self.before, positions, attend)
         logits = linear(weights.head.norm(hidden), weights.output).float()
         self.hidden, self.logits = (
@@ -155,7 +163,9 @@ def capture_head(backend: TransformersBackend) -> None:
     head, captured = backend.head, backend.captured
     if type(head) is not Eagle3Head or not isinstance(captured, CapturedModel):
         return
-    like = head.weights.embedding[:1].to(backend.model.dtype)
+    embedding = head.weights.embedding
+    assert isinstance(embedding, torch.Tensor), "a GPU looks tokens up itself"
+    like = embedding[:1].to(backend.model.dtype)
     try:
         room = backend.info.context_length + COLUMNS
         recorded = CapturedHead(head.weights, room, like, captured.recorder)

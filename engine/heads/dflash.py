@@ -44,7 +44,7 @@ from transformers.models.llama.modeling_llama import (
 from engine.errors import ModelError, first_line
 from engine.heads.base import BlockGuess, LogitGuess
 from engine.heads.eagle3 import LAYER_FIELDS, TARGET_KEY, Attend, Target, Turn, fit
-from engine.heads.eagle3_head import Eagle3Head, Eagle3Weights, Projection, linear
+from engine.heads.eagle3_head import Eagle3Head, Eagle3Weights, Projection, linear, rows_of
 from engine.sampling import Floats
 from engine.settings import Sampling
 
@@ -279,18 +279,26 @@ def read_dflash(folder: Path, target: Target) -> Dflash:
     """The head in a folder, in the dtype of its files. Raises ModelError."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        shape = shape_of(config, target)
         weights = {
             name.removeprefix("model."): each
             for file in sorted(folder.glob("*.safetensors"))
             for name, each in load_file(file).items()
         }
-        with torch.device("meta"):
-            head = Dflash(shape)
-        fit(head, weights)
-        head.rotary = type(head.rotary)(shape.layer)
+        return dflash_of(config, weights, target)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ModelError(unusable(folder, error)) from error
+
+
+def dflash_of(
+    config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Target
+) -> Dflash:
+    """The head that a config describes, with these tensors. Raises ValueError, KeyError, TypeError
+    or AttributeError."""
+    shape = shape_of(config, target)
+    with torch.device("meta"):
+        head = Dflash(shape)
+    fit(head, tensors)
+    head.rotary = type(head.rotary)(shape.layer)
     return head.eval().requires_grad_(False)
 
 
@@ -414,7 +422,7 @@ class DflashHead(Eagle3Head):
         """Run the block after all decided rows; returns the states of its places, shape (places,
         width)."""
         network, embedding = self.weights.head, self.weights.embedding
-        shape, device = network.shape, embedding.device
+        shape, device = network.shape, self.weights.device
         start, end = min(level.done for level in self.levels), len(self.rows)
         context = self.levels[0].states.values
         assert context is not None
@@ -434,7 +442,7 @@ class DflashHead(Eagle3Head):
             )
 
         ids = torch.tensor([token] + [shape.mask] * (shape.places - 1), device=device)
-        embedded = functional.embedding(ids, embedding).to(context.dtype)
+        embedded = rows_of(ids, embedding).to(context.dtype)
         where = torch.tensor([[*self.rows[start:], *block]], device=device)
         out: torch.Tensor = network(embedded[None], context[None, start:end], where, attend)
         return out[0]

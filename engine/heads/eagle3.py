@@ -214,22 +214,30 @@ def read_head(folder: Path, target: Target) -> tuple[Eagle3, NDArray[np.int64] |
         if not files:
             raise ValueError("it has no *.safetensors file")
         tensors = {name: each for file in files for name, each in load_file(file).items()}
-        weights = {renamed(name): each for name, each in tensors.items() if name not in IGNORED}
-        offsets = weights.pop("d2t", None)
-        shape = shape_of(config, weights, target)
-        tokens = None
-        if offsets is not None or shape.output not in (0, target.vocabulary):
-            tokens, order = known_tokens(offsets, shape, target)
-            weights["lm_head.weight"] = weights["lm_head.weight"][order]
-        with torch.device("meta"):
-            head = Eagle3(shape)
-        fit(head, weights)
-        head.rotary = type(head.rotary)(shape.layer)
+        return head_of(config, tensors, target)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ModelError(
             f"The EAGLE-3 head in {str(folder)!r} cannot be used: {first_line(error)}. Choose a "
             "head that was trained for this model, or load the model without one."
         ) from error
+
+
+def head_of(
+    config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Target
+) -> tuple[Eagle3, NDArray[np.int64] | None]:
+    """The head that a config describes, with these tensors, and the tokens of its logits as for
+    `read_head`. Raises ValueError, KeyError, TypeError or AttributeError."""
+    weights = {renamed(name): each for name, each in tensors.items() if name not in IGNORED}
+    offsets = weights.pop("d2t", None)
+    shape = shape_of(config, weights, target)
+    tokens = None
+    if offsets is not None or shape.output not in (0, target.vocabulary):
+        tokens, order = known_tokens(offsets, shape, target)
+        weights["lm_head.weight"] = weights["lm_head.weight"][order]
+    with torch.device("meta"):
+        head = Eagle3(shape)
+    fit(head, weights)
+    head.rotary = type(head.rotary)(shape.layer)
     return head.eval().requires_grad_(False), tokens
 
 

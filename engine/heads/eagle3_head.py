@@ -59,6 +59,8 @@ smaller ones stay in its cache."""
 
 Matrix = torch.Tensor | nn.Module
 """A matrix of shape (outputs, inputs); a module has its weights in few bits."""
+Embedding = torch.Tensor | nn.Module
+"""An embedding of shape (vocabulary, width); a module looks tokens up on the processor."""
 
 
 def linear(states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -67,6 +69,14 @@ def linear(states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = Non
         found: torch.Tensor = matrix(states).to(states.dtype)
         return found if bias is None else found + bias
     return functional.linear(states, matrix, bias)
+
+
+def rows_of(tokens: torch.Tensor, embedding: Embedding) -> torch.Tensor:
+    """The rows of some tokens, shape (..., width)."""
+    if isinstance(embedding, nn.Module):
+        found: torch.Tensor = embedding(tokens)
+        return found
+    return functional.embedding(tokens, embedding)
 
 
 def bytes_of(matrix: Matrix) -> int:
@@ -207,12 +217,22 @@ class Eagle3Weights:
     steps, a CapturedHead (captured_head.py), if a GPU has them."""
 
     head: Any
-    embedding: torch.Tensor
+    embedding: Embedding
     output: Matrix
     tokens: NDArray[np.int64] | None
     taps: Sequence[nn.Module]
     info: HeadInfo
     captured: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        found = self.embedding
+        return torch.device("cpu") if isinstance(found, nn.Module) else found.device
+
+    @property
+    def width(self) -> int:
+        shape: Any = self.embedding.shape
+        return int(shape[1])
 
 
 class Block(NamedTuple):
@@ -276,7 +296,7 @@ class Eagle3Head:
 
     def __init__(self, weights: Eagle3Weights) -> None:
         self.weights, self.info = weights, weights.info
-        at_once = weights.embedding.device.type != "cpu"
+        at_once = weights.device.type != "cpu"
         self.latest = LATEST_AT_ONCE if at_once else LATEST
         self.on = False
         self.reset()
@@ -318,7 +338,7 @@ class Eagle3Head:
         on."""
         if not self.found:
             return
-        device = self.weights.embedding.device
+        device = self.weights.device
         older = max(0, len(rows) - self.latest)
         last = rows[older:]
         chain = last[-1] - last[0] == len(last) - 1
@@ -436,7 +456,7 @@ class Eagle3Head:
             )
 
         ids, positions = torch.tensor([tokens, rows], device=device)
-        embedded = functional.embedding(ids, self.weights.embedding).to(before.dtype)
+        embedded = rows_of(ids, self.weights.embedding).to(before.dtype)
         out: torch.Tensor = head(embedded, before, positions, attend)
         return out
 
@@ -453,16 +473,14 @@ def trial(head: Eagle3Head) -> list[torch.Tensor]:
     """The hidden states of some steps of a head, to compare two ways to compute it: a text, three
     guesses, and two guesses after the last of those."""
     weights, found = head.weights, list[torch.Tensor]()
-    draw = torch.Generator(weights.embedding.device).manual_seed(0)
-    size, kind = weights.embedding.shape[1], weights.head.norm.weight.dtype
+    draw = torch.Generator(weights.device).manual_seed(0)
+    size, kind = weights.width, weights.head.norm.weight.dtype
     text, guessed = np.tri(9, dtype=bool), np.ones((3, 12), bool)
     guessed[:, 9:] = np.eye(3)
     after = np.concatenate([guessed[[2, 2]], np.eye(2, dtype=bool)], axis=1)
     for depth, sees in enumerate((text, guessed, after)):
         used, end = sees.shape
-        before = torch.randn(
-            (used, size), generator=draw, device=weights.embedding.device, dtype=kind
-        )
+        before = torch.randn((used, size), generator=draw, device=weights.device, dtype=kind)
         rows = [8 + depth] * used if depth else [*range(used)]
         block = Block(end - used, range(1, 1 + used), before, rows, sees)
         found.append(head.step(block).float().clone())

@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.cache_utils import Cache
 
 from engine.backends.caches import cache_argument
 from engine.heads.base import LogitGuess
-from engine.heads.eagle3_head import Block, DirectNetwork, Eagle3Head, Eagle3Weights
+from engine.heads.eagle3_head import Block, DirectNetwork, Eagle3Head, Eagle3Weights, rows_of
 from engine.settings import Sampling
 
 Tensors = Mapping[str, torch.Tensor]
@@ -185,7 +184,7 @@ class MtpHead(Eagle3Head):
         mask = torch.zeros((1, 1, *sees.shape), dtype=dtype)
         mask.masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
         ids, positions = torch.tensor([tokens, rows], device=device)
-        embedded = functional.embedding(ids, self.weights.embedding).to(dtype)
+        embedded = rows_of(ids, self.weights.embedding).to(dtype)
         out: torch.Tensor = head(
             embedded[None], before[None], positions[None], mask.to(device), write, number
         )[0]

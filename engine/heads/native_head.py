@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from engine.backends.native_forward import HEAD_SIZES, MATRICES, rotary_factors
 from engine.backends.quantised import PackedLinear, can_pack
@@ -27,6 +26,7 @@ from engine.heads.eagle3_head import (
     Network,
     gap,
     rounding_is_fast,
+    rows_of,
     trial,
 )
 from engine.native import core
@@ -115,7 +115,7 @@ class NativeHead(Eagle3Head):
         parents = [max(int(seen[-1]) - done, -1) if len(seen) else -1 for seen in ends]
         self.parents[start - done :] = parents
         hidden = before.float().clone()
-        embedded = functional.embedding(torch.tensor(tokens), self.weights.embedding).float()
+        embedded = rows_of(torch.tensor(tokens), self.weights.embedding).float()
         self.logits = None
         if network.output is not None and count <= FEW_ROWS:
             self.logits = torch.empty(count, network.output.width)

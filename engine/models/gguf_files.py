@@ -4,11 +4,12 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import escape
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from engine.backends.base import digest
 from engine.models.memory import DraftingForecast
@@ -225,16 +226,12 @@ def header(path: Path) -> Header:
 def header_of(path: Path, state: tuple[int, int]) -> Header:
     values: dict[str, object] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:4] != MAGIC:
-            raise ValueError(f"it begins with {data[:4]!r}")
-        size, count = struct.unpack_from("<QQ", data, 8)
-        if max(size, count) > MOST:
-            raise ValueError(f"{count} entries and {size} tensors")
         at = 24
-        for _ in range(count):
-            key, at = text(data, at)
-            kind = struct.unpack_from("<I", data, at)[0]
-            values[key], at = value(data, at + 4, kind)
+        for entry in entries(data):
+            values[entry.key], at = entry.value, entry.end
+        size = struct.unpack_from("<Q", data, 8)[0]
+        if size > MOST:
+            raise ValueError(f"{size} tensors")
         found = []
         for _ in range(size):
             name, at = text(data, at)
@@ -251,6 +248,46 @@ def header_of(path: Path, state: tuple[int, int]) -> Header:
     start = -(-at // step) * step
     tensors = (Tensor(name, shape, kind, path, start + at) for name, shape, kind, at in found)
     return Header(values, tuple(tensors))
+
+
+class Entry(NamedTuple):
+    """A value of a header, None for a list, with its type and where it begins and ends."""
+
+    key: str
+    kind: int
+    begin: int
+    value: object
+    end: int
+
+
+def entries(data: mmap.mmap) -> Iterator[Entry]:
+    if data[:4] != MAGIC:
+        raise ValueError(f"it begins with {data[:4]!r}")
+    count, at = struct.unpack_from("<Q", data, 16)[0], 24
+    if count > MOST:
+        raise ValueError(f"{count} entries")
+    for _ in range(count):
+        key, at = text(data, at)
+        kind = struct.unpack_from("<I", data, at)[0]
+        begin = at + 4
+        found, at = value(data, begin, kind)
+        yield Entry(key, kind, begin, found, at)
+
+
+def items_of(path: Path, name: str) -> list[Any]:
+    """The numbers or texts of a list in the header of a GGUF file; none if it has no such list.
+    Raises what `header` does."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        places = (each.begin for each in entries(data) if (each.key, each.kind) == (name, LIST))
+        at = next(places, 0)
+        if not at:
+            return []
+        kind, count = struct.unpack_from("<IQ", data, at)
+        at, found = at + 12, []
+        for _ in range(count):
+            each, at = value(data, at, kind)
+            found.append(each)
+        return found
 
 
 def text(data: mmap.mmap, at: int) -> tuple[str, int]:

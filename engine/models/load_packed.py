@@ -23,7 +23,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from engine.backends.base import BackendInfo, digest
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, alone
@@ -42,17 +42,10 @@ from engine.backends.quantised import (
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
-from engine.heads.base import HeadInfo
+from engine.heads.eagle3_head import Embedding, Matrix
+from engine.models.file_heads import UNUSED, give_head, head_need, known_kind
 from engine.models.gguf import opened
-from engine.models.gguf_files import (
-    IN_CORE,
-    Tensor,
-    file_fingerprint,
-    header,
-    heads_near,
-    kind_of_head,
-    parts_of,
-)
+from engine.models.gguf_files import ENDING, Tensor, file_fingerprint, heads_near
 from engine.models.load_llamacpp import load_tokenizer
 from engine.models.load_transformers import (
     PACKED_TOLERANCE,
@@ -69,6 +62,7 @@ from engine.models.memory import (
     cache_numbers,
     packed_size,
 )
+from engine.models.packed_files import File, Foreign, rows_in, rows_of, weights_of
 from engine.models.torch_heads import with_head
 from engine.process import give_back_freed
 from engine.settings import Runtime
@@ -97,8 +91,6 @@ INSIDE = {
 """The names of tensors in the file and in the library, outside of layers and in them."""
 ROUTER = ".ffn_gate_inp."
 """Part of the names of matrices that choose experts, which remain in float32."""
-MIXTURES = {"llama": "mixtral", "qwen3moe": "qwen3_moe"}
-"""The library's names of architectures that have experts."""
 FACTORS = "rope_freqs"
 """A tensor by which the rotary frequencies are divided."""
 TRIED = (
@@ -116,92 +108,17 @@ FULL = (Kind.F32, Kind.F16, Kind.BF16)
 """Types that would be rounded noticeably."""
 LARGER = 1.25
 """How much more memory the weights may take than in llama.cpp, if nothing was chosen."""
-UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model: with Bits off"
-UNKNOWN = (
-    "expert_shared_count", "expert_gating_func", "expert_group_count", "expert_weights_scale",
-    "attention.sliding_window", "attention.scale", "attention.clamp_kqv",
-)  # fmt: skip
-"""Values of a header that change what a layer computes, and that are not known here."""
 
 
-class Foreign(Exception):
-    """A file that the core cannot compute; the text is the reason."""
-
-
-class File:
-    """A model in a GGUF file, or in several."""
-
-    def __init__(self, path: Path) -> None:
-        headers = [header(part) for part in parts_of(path)]
-        self.path, self.values = path, headers[0].values
-        self.tensors = [flat(tensor) for each in headers for tensor in each.tensors]
-        self.family = str(self.values.get("general.architecture"))
-
-    def own(self, name: str, other: Any = None) -> Any:
-        """A value of the family. Raises Foreign for a list, which has one for each layer."""
-        found = self.values.get(f"{self.family}.{name}", other)
-        if found is None:
-            raise Foreign(f"its {self.family}.{name} is missing, or differs between layers")
-        return found
-
-    def config(self, length: int) -> Any:
-        """The library's description of the model, for contexts of so many tokens. Raises
-        Foreign."""
-        if self.family not in IN_CORE:
-            raise Foreign(f"it is a {self.family} model, and only {', '.join(IN_CORE)} are known")
-        if strange := next((name for name in UNKNOWN if self.own(name, 0)), ""):
-            raise Foreign(f"it has {self.family}.{strange}, which is not known")
-        if (scaling := self.own("rope.scaling.type", "none")) != "none":
-            raise Foreign(f"its positions are scaled ({scaling}), which is not known")
-        width, heads = self.own("embedding_length"), self.own("attention.head_count")
-        size = self.own("attention.key_length", width // heads)
-        turned = self.own("rope.dimension_count", size)
-        if self.own("attention.value_length", size) != size or turned != size:
-            raise Foreign("its heads turn in part, or have keys and values of different sizes")
-        names = {tensor.name for tensor in self.tensors}
-        experts, inner = self.own("expert_count", 0), self.own("feed_forward_length")
-        kind = MIXTURES.get(self.family) if experts else self.family
-        if kind is None:
-            raise Foreign(f"{self.family} models with experts are not known")
-        return AutoConfig.for_model(
-            kind,
-            hidden_size=width,
-            intermediate_size=inner,
-            num_experts=experts,
-            num_local_experts=experts,
-            num_experts_per_tok=self.own("expert_used_count", 0),
-            moe_intermediate_size=self.own("expert_feed_forward_length", inner),
-            norm_topk_prob=True,
-            num_hidden_layers=self.own("block_count"),
-            num_attention_heads=heads,
-            num_key_value_heads=self.own("attention.head_count_kv", heads),
-            head_dim=size,
-            rms_norm_eps=self.own("attention.layer_norm_rms_epsilon"),
-            rope_parameters={"rope_type": "default", "rope_theta": self.own("rope.freq_base", 1e4)},
-            max_position_embeddings=min(length, self.own("context_length", length)),
-            vocab_size=self.tensor("token_embd.weight").shape[0],
-            tie_word_embeddings="output.weight" not in names,
-            attention_bias="blk.0.attn_output.bias" in names,
-            mlp_bias="blk.0.ffn_down.bias" in names,
-        )
-
-    def tensor(self, name: str) -> Tensor:
-        found = next((each for each in self.tensors if each.name == name), None)
-        if found is None:
-            raise Foreign(f"it has no tensor {name}")
-        return found
-
-
-def flat(tensor: Tensor) -> Tensor:
-    *above, columns = tensor.shape
-    return replace(tensor, shape=(math.prod(above), columns)) if above else tensor
+def in_file(head: str) -> bool:
+    return head.lower().endswith(ENDING)
 
 
 def suits(path: Path, runtime: Runtime) -> bool:
     """Whether a GGUF file is better computed by the core than by llama.cpp: it is of a known
-    family, its matrices have few bits and nearly keep their size, and no head is named, which would
-    not draft here. A head in its folder gained less in llama.cpp than the core does (docs/log.md).
-    False for a file that cannot be read."""
+    family, its matrices have few bits and nearly keep their size, and no head is named that would
+    not draft here. Such a head in its folder gained less in llama.cpp than the core does
+    (docs/log.md). False for a file that cannot be read."""
     try:
         file = File(path)
         config = file.config(runtime.context_length)
@@ -214,8 +131,8 @@ def suits(path: Path, runtime: Runtime) -> bool:
     except Exception:  # whatever it is, llama.cpp says what it thinks of the file
         return False
     ours = weights_in(file, tensors, config, int(KEEPS))
-    named = runtime.head not in ("auto", "off")
-    return not named and not full and ours <= LARGER * theirs
+    drafts = runtime.head in ("auto", "off") or known_kind(Path(runtime.head)) is not None
+    return drafts and not full and ours <= LARGER * theirs
 
 
 def weights_in(file: File, tensors: Sequence[Tensor], config: Any, bits: int) -> int:
@@ -234,7 +151,8 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     # Not all settings: those of llama.cpp's cache and attention could be refused.
     tokenizer = load_tokenizer(source, Runtime(runtime.context_length, gpu_layers=0, head="off"))
     with readable(source):
-        model = built(File(path), tokenizer.info.context_length, bits)
+        file = File(path)
+        model = built(file, tokenizer.info.context_length, bits)
     counted, weights = sizes(model)
     embedding = model.get_input_embeddings().shape
     info = replace(
@@ -251,14 +169,13 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     )
     backend = PackedBackend(model, tokenizer, info)
     examine(backend, PACKED_TOLERANCE, runtime.parallel)
-    if runtime.head not in ("auto", "off"):
-        with_head(backend, source, runtime.head)
-    elif runtime.head == "auto" and (near := heads_near(path)):
-        unused = HeadInfo(kind_of_head(near), 0, False, note=f"{UNUSED}.")
-        backend.info = replace(backend.info, head=unused)
     with_native(backend)
     with readable(source):
         compare(backend, path, runtime.threads, SHARE if bits == 8 else ROUNDED)
+    if runtime.head == "auto" or in_file(runtime.head):
+        give_head(backend, file, runtime.head)
+    elif runtime.head != "off":
+        with_head(backend, source, runtime.head)
     backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
     return backend
 
@@ -290,9 +207,17 @@ def packed_need(source: str, runtime: Runtime) -> Need:
         tensors = [each for each in file.tensors if not each.name.startswith(FACTORS)]
         parameters = sum(math.prod(each.shape) for each in tensors)
         weights = weights_in(file, tensors, config, bits)
-    cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
-    unused = runtime.head == "auto" and heads_near(file.path)
-    return Need(parameters, weights, cache, DraftingForecast(problem=UNUSED if unused else ""))
+    length = config.max_position_embeddings
+    cache = cache_numbers(config.to_dict(), length) * FLOAT32
+    beside = heads_near(file.path) if runtime.head == "auto" else [runtime.head]
+    heads = [Path(each) for each in beside if in_file(each)]
+    known = next((each for each in heads if known_kind(each)), None)
+    if known is None:
+        problem = f"{heads[0].name} does not fit: {UNUSED}" if heads else ""
+        return Need(parameters, weights, cache, DraftingForecast(problem=problem))
+    of_head, kept = head_need(known, length)
+    forecast = DraftingForecast(head=f"in the file {known.name}")
+    return Need(parameters, weights + of_head, cache + kept, forecast)
 
 
 @contextmanager
@@ -318,6 +243,10 @@ class PackedBackend(LlamaCppTokenizer, TransformersBackend):
         LlamaCppTokenizer.__init__(self, tokenizer.tokens, tokenizer.template, info)
         self.tokenizer = tokenizer
         self.prepare(model)
+
+    def embeddings(self) -> tuple[Embedding, Matrix]:
+        """As those of any model, but the embedding stays in its file."""
+        return self.model.get_input_embeddings(), self.model.get_output_embeddings()
 
 
 def built(file: File, length: int, bits: int) -> Any:
@@ -394,12 +323,6 @@ def place(
         setattr(module, ending, nn.Parameter(values, requires_grad=False))
 
 
-def rows_of(count: int, heads: int) -> NDArray[np.int64]:
-    """Where the library's rows are in the file."""
-    rows = np.arange(count)
-    return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else rows
-
-
 def packed_of(
     tensor: Tensor, order: NDArray[np.int64], bias: Any, bits: int, room: Room
 ) -> PackedLinear:
@@ -423,18 +346,6 @@ def room_of(tensor: Tensor, name: str, bits: int) -> int:
     if kept and kept.bits <= bits:
         return packed_size(shape, kept.bits, 32, kept.scales)
     return packed_size(shape, bits, *PACKED_SCALES[bits])
-
-
-def rows_in(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a tensor, row by row, which stay in the file until they are read."""
-    shape = gguf.quant_shape_to_byte_shape(tensor.shape, Kind(tensor.kind))
-    return np.memmap(tensor.path, np.uint8, "r", tensor.offset, shape)
-
-
-def weights_of(tensor: Tensor, rows: NDArray[np.uint8] | None = None) -> torch.Tensor:
-    """What rows of a tensor stand for, or all of them."""
-    found = np.array(rows_in(tensor) if rows is None else rows)
-    return torch.from_numpy(gguf.dequantize(found, Kind(tensor.kind)).astype(np.float32))
 
 
 class FileEmbedding(nn.Module):

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from engine.backends.base import digest
@@ -20,8 +22,8 @@ from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
 from engine.heads.assistant import TYPES, AssistantHead, read_assistant
 from engine.heads.base import HeadInfo
-from engine.heads.dflash import PLAIN, SELECTING, DflashHead, read_dflash, unusable
-from engine.heads.eagle3 import Target, read_head, taps_of
+from engine.heads.dflash import PLAIN, SELECTING, Dflash, DflashHead, read_dflash, unusable
+from engine.heads.eagle3 import Eagle3, Target, read_head, taps_of
 from engine.heads.eagle3_head import (
     COPIED,
     DEPTH,
@@ -66,7 +68,7 @@ def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle
     kinds = kinds_of(folder)
     if not kinds.isdisjoint((PLAIN, SELECTING)):
         try:
-            return tried(backend, dflash_head(backend, folder, weights_digest(source)))
+            return tried(backend, dflash_in(backend, folder, weights_digest(source)))
         except ValueError as error:
             raise ModelError(unusable(folder, error)) from error
     if kinds.isdisjoint(TYPES):
@@ -100,7 +102,7 @@ def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
     network = read_assistant(folder, model)
     if not backend.info.can_tree:
         raise ValueError("the model decodes plainly")
-    info = info_of(backend, network, DEPTH, files_digest(sorted(folder.glob("*.safetensors"))))
+    info = info_of(backend, network, DEPTH, folder_digest(folder))
     weights = Eagle3Weights(network, *backend.embeddings(), None, [model.get_decoder()], info)
     return AssistantHead(weights, backend)
 
@@ -202,11 +204,22 @@ def tried(backend: TransformersBackend, head: Eagle3Head) -> Eagle3Head:
 
 
 def eagle3_in(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Head:
-    """The EAGLE-3 head in a folder, for its target and in its dtype: computed by the core, or else
-    by torch. Raises ModelError."""
+    """The EAGLE-3 head in a folder. Raises ModelError."""
     check_folder(folder)
-    model = backend.model
     head, tokens = read_head(folder, target_of(backend, target))
+    return eagle3_head(backend, head, tokens, folder_digest(folder), folder)
+
+
+def eagle3_head(
+    backend: TransformersBackend,
+    head: Eagle3,
+    tokens: NDArray[np.int64] | None,
+    fingerprint: str,
+    path: Path,
+) -> Eagle3Head:
+    """A head as the core computes it, or else torch, in the dtype of its target. Raises
+    ModelError."""
+    model = backend.model
     head.to(model.device, model.dtype)
     embedding, output = backend.embeddings()
     own = head.shape.output
@@ -222,9 +235,9 @@ def eagle3_in(backend: TransformersBackend, folder: Path, target: str) -> Eagle3
         DEPTH,
         branches=True,
         parameters=sum(each.numel() for each in head.parameters()),
-        fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
+        fingerprint=fingerprint,
     )
-    taps = read_by(backend, head.shape.layers, NAME, folder)
+    taps = read_by(backend, head.shape.layers, NAME, path)
 
     def weights(network: NativeNetwork | FusedHead) -> Eagle3Weights:
         memory = replace(info, memory_bytes=kept + network.bytes)
@@ -236,10 +249,17 @@ def eagle3_in(backend: TransformersBackend, folder: Path, target: str) -> Eagle3
     return Eagle3Head(weights(FusedHead(head)))
 
 
-def dflash_head(backend: TransformersBackend, folder: Path, target: str) -> DflashHead:
-    """The DFlash head in a folder, for its target and in its dtype. Raises ModelError."""
+def dflash_in(backend: TransformersBackend, folder: Path, target: str) -> DflashHead:
+    """The DFlash head in a folder. Raises ModelError."""
     check_folder(folder)
     head = read_dflash(folder, target_of(backend, target))
+    return dflash_head(backend, head, folder_digest(folder), folder)
+
+
+def dflash_head(
+    backend: TransformersBackend, head: Dflash, fingerprint: str, path: Path
+) -> DflashHead:
+    """A head in the dtype of its target. Raises ModelError."""
     head.to(backend.model.device, backend.model.dtype)
     parameters = sum(each.numel() for each in head.parameters())
     embedding, output = backend.embeddings()
@@ -251,9 +271,9 @@ def dflash_head(backend: TransformersBackend, folder: Path, target: str) -> Dfla
         at_once=depth,
         parameters=parameters,
         memory_bytes=head.fuse() + (bytes_of(named) if named is not output else 0),
-        fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
+        fingerprint=fingerprint,
     )
-    taps = read_by(backend, head.shape.layers, DFLASH, folder)
+    taps = read_by(backend, head.shape.layers, DFLASH, path)
     return DflashHead(Eagle3Weights(head, embedding, named, None, taps, info))
 
 
@@ -271,7 +291,7 @@ def output_of(backend: TransformersBackend) -> Matrix:
 
 
 def read_by(
-    backend: TransformersBackend, layers: Sequence[int], name: str, folder: Path
+    backend: TransformersBackend, layers: Sequence[int], name: str, path: Path
 ) -> list[torch.nn.Module]:
     """The target's modules whose outputs a head reads. Raises ModelError."""
     try:
@@ -279,7 +299,7 @@ def read_by(
     except AttributeError as error:
         kind = backend.model.config.get_text_config().model_type
         raise ModelError(
-            f"The {name} head in {str(folder)!r} cannot be used: the layers of {kind} models are "
+            f"The {name} head in {str(path)!r} cannot be used: the layers of {kind} models are "
             "not where Strata looks for them. Load the model without it: --head off."
         ) from error
 
@@ -297,8 +317,12 @@ def check_folder(folder: Path) -> None:
     )
 
 
+def folder_digest(folder: Path) -> str:
+    return files_digest(sorted(folder.glob("*.safetensors")))
+
+
 def weights_digest(source: str) -> str:
-    return files_digest(sorted(Path(source).glob("*.safetensors"))) if Path(source).is_dir() else ""
+    return folder_digest(Path(source)) if Path(source).is_dir() else ""
 
 
 def files_digest(files: Sequence[Path]) -> str:

@@ -16,6 +16,7 @@ from engine.backends.quantised import Layout, Numbers, PackedLinear
 from engine.decode import never
 from engine.errors import ModelError
 from engine.models import formats, gguf_files, load_packed
+from engine.models.file_heads import UNUSED
 from engine.models.load_packed import KEPT, File, Foreign, built
 from engine.models.loaders import device, load, need
 from engine.models.memory import DraftingForecast
@@ -306,7 +307,7 @@ def test_without_a_choice_the_core_computes_what_it_computes_sooner(
     head = tmp_path / "mtp-it.gguf"
     head.write_bytes(b"")
     named = replace(auto, head=str(head))
-    assert not load_packed.suits(file, named), "a head drafts in llama.cpp only"
+    assert not load_packed.suits(file, named), "such a head drafts in llama.cpp only"
     assert load_packed.suits(file, auto), "one that lies there does not decide"
     head.unlink()
     monkeypatch.setattr(load_packed, "LARGER", 0.5)
@@ -330,13 +331,14 @@ def test_what_the_core_turns_out_not_to_compute_is_left_to_llama_cpp(
 
 
 def test_what_is_not_used_is_told(tmp_path: Path) -> None:
-    """A head in a GGUF file, and conversations without a template."""
+    """A file that says it is a head, and conversations without a template."""
     file = file_of(tmp_path, "llama", "")
     bare = rewritten(file, tmp_path / "bare.gguf", values={"tokenizer.chat_template": None})
     assert load(str(bare), EIGHT).info.note.startswith("The file brings no chat template")
     assert need(str(bare), EIGHT).forecast == DraftingForecast()
     file.rename(tmp_path / "eagle3-bare.gguf")
-    for runtime, told in ((EIGHT, load_packed.UNUSED), (replace(EIGHT, head="off"), "")):
+    problem = f"eagle3-bare.gguf does not fit: {UNUSED}"
+    for runtime, told in ((EIGHT, problem), (replace(EIGHT, head="off"), "")):
         head, forecast = load(str(bare), runtime).info.head, need(str(bare), runtime).forecast
         assert forecast == DraftingForecast(problem=told)
         assert (head and (head.name, head.note)) == (("EAGLE-3", f"{told}.") if told else None)

@@ -147,7 +147,7 @@ def dflash_gguf(
     """
     weights, width = Weights(5), HEADS * HEAD
     mask = following()["token_embd.weight"][MASK]
-    weights.matrix("fc", WIDTH, 3 * WIDTH)
+    weights.matrix("fc", WIDTH, 2 * WIDTH)
     weights.norm("output_norm")
     weights.plain("enc.output_norm.weight", np.full(WIDTH, NOISE))
     weights.layer(0)
@@ -161,7 +161,7 @@ def dflash_gguf(
     weights.arrays["blk.0.ffn_down.weight"] *= NOISE**2
     values = sizes(1, CONTEXT) | {
         "attention.head_count_kv": HEADS,
-        "target_layers": [0, 1, 2],
+        "target_layers": [1, 2],
         "block_size": 6,
         "embedding_scale": NOISE,
     }
