@@ -6,6 +6,7 @@ computes the model.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from engine.heads.eagle3 import SPECULATORS, head_of
 from engine.heads.eagle3_head import BITS, LARGE, Eagle3Head
 from engine.models.format import found_at
 from engine.models.gguf_files import (
+    ANCHORED,
+    DSPARK,
     ENDING,
     Tensor,
     file_fingerprint,
@@ -37,7 +40,9 @@ from engine.models.torch_heads import DFLASH, NAME, dflash_head, eagle3_head, ta
 UNUSED = "a head of this kind drafts only where llama.cpp computes the model, with Bits off"
 TOKENS, SAMPLES = "tokenizer.ggml.tokens", 512
 """The key of the vocabulary, and the number of tokens by which two vocabularies are compared."""
-EMBEDDING, FACTORS, ANCHORED = "token_embd.weight", "rope_freqs.weight", "sample_from_anchor"
+EMBEDDING, FACTORS = "token_embd.weight", "rope_freqs.weight"
+UNKNOWN = ("attention.scale", "attention.value_scale", "attention.clamp_kqv")
+"""Values of a header that change what a layer computes, and that are not known here."""
 OF_EAGLE3 = {
     "fc": "fc",
     "output_norm": "norm",
@@ -89,7 +94,7 @@ def give_head(backend: TransformersBackend, model: File, choice: str) -> None:
     """Give a loaded model the head in the file that is named, or for "auto" in one beside it.
     Raises ModelError for a named head that cannot be used."""
     name = backend.info.name
-    files = heads_near(model.path) if choice == "auto" else [choice]
+    files = heads_near(model.path) if choice == "auto" else [os.path.expanduser(choice)]
     problem = ""
     for each in map(Path, files):
         try:
@@ -124,12 +129,14 @@ def head_in(backend: TransformersBackend, model: File, path: Path) -> Eagle3Head
         config, tensors = kind.read(file)
         made, target = (file_fingerprint(path), path), target_of(backend, "")
         if kind.name == DFLASH:
-            return tried(backend, dflash_head(backend, dflash_of(config, tensors, target), *made))
+            block = dflash_of(config, tensors, target)
+            divide(block.rotary, file)
+            return tried(backend, dflash_head(backend, block, *made))
         head, tokens = head_of(config, tensors, target)
-        rotary: Any = head.rotary
-        if (factors := factors_of(file)) is not None:
-            rotary.inv_freq = rotary.inv_freq / factors
+        divide(head.rotary, file)
         return tried(backend, eagle3_head(backend, head, tokens, *made))
+    except Warning:
+        raise  # Where warnings are errors: a deprecated name makes no head unusable.
     except Exception as error:
         # The libraries raise many types for a file with wrong content.
         raise Foreign(first_line(error)) from error
@@ -147,14 +154,21 @@ def layer_of(file: File) -> dict[str, Any]:
     """The config of a head's layers. Raises Foreign."""
     if (scaling := file.own("rope.scaling.type", "none")) != "none":
         raise Foreign(f"its positions are scaled ({scaling}), which is not known")
+    if strange := next((name for name in UNKNOWN if file.own(name, 0)), ""):
+        raise Foreign(f"it has {file.family}.{strange}, which is not known")
+    if (activation := file.own("hidden_act", "silu")) != "silu":
+        raise Foreign(f"its activation is {activation}, and only silu is known")
     width, heads = file.own("embedding_length"), file.own("attention.head_count")
+    size = file.own("attention.key_length", width // heads)
+    if file.own("rope.dimension_count", size) != size:
+        raise Foreign("its heads turn in part")
     return {
         "hidden_size": width,
         "intermediate_size": file.own("feed_forward_length"),
         "num_hidden_layers": file.own("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": file.own("attention.head_count_kv", heads),
-        "head_dim": file.own("attention.key_length", width // heads),
+        "head_dim": size,
         "rms_norm_eps": file.own("attention.layer_norm_rms_epsilon"),
         "rope_theta": file.own("rope.freq_base", 1e4),
         "max_position_embeddings": file.own("context_length"),
@@ -192,7 +206,7 @@ def eagle3_of(file: File) -> tuple[dict[str, Any], Tensors]:
 
 def block_of(file: File) -> tuple[dict[str, Any], Tensors]:
     if f"{file.family}.{ANCHORED}" in file.values:
-        raise Foreign("it is a DSpark head, whose blocks depend on the tokens that it would choose")
+        raise Foreign(DSPARK)
     layer, selects = layer_of(file), "dflash.selector_rank" in file.values
     own = {
         "target_layer_ids": [each - 1 for each in items_of(file.path, "dflash.target_layers")],
@@ -215,6 +229,8 @@ def block_of(file: File) -> tuple[dict[str, Any], Tensors]:
         config |= {"sliding_window": window, "layer_types": kinds}
     tensors: Tensors = {}
     for tensor in file.tensors:
+        if tensor.name == FACTORS:
+            continue
         weights = weights_of(tensor)
         block, number, name = [*tensor.name.removesuffix(".weight").split(".", 2), "", ""][:3]
         if block != "blk":
@@ -234,10 +250,11 @@ def named(names: Mapping[str, str], stem: str) -> str:
     return names[stem]
 
 
-def factors_of(file: File) -> torch.Tensor | None:
-    """What the rotary frequencies are divided by."""
-    found = next((each for each in file.tensors if each.name == FACTORS), None)
-    return None if found is None else weights_of(found)
+def divide(rotary: Any, file: File) -> None:
+    """Divide the rotary frequencies of a head by the factors of its file, if it has any."""
+    for tensor in file.tensors:
+        if tensor.name == FACTORS:
+            rotary.inv_freq = rotary.inv_freq / weights_of(tensor)
 
 
 class HeadKind(NamedTuple):
@@ -252,6 +269,7 @@ KINDS = {"eagle3": HeadKind(NAME, eagle3_of), "dflash": HeadKind(DFLASH, block_o
 def known_kind(path: Path) -> HeadKind | None:
     """The kind of the head in a GGUF file, None if it is not known or the file cannot be read."""
     try:
+        path = path.expanduser()
         return KINDS.get(File(path).family) if path.suffix.lower() == ENDING else None
     except Exception:  # whatever it is, who loads the head says it
         return None

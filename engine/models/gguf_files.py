@@ -29,6 +29,10 @@ NO_MODELS = ("mmproj", "imatrix")
 HEADS = {"mtp-": "MTP", "eagle3-": "EAGLE-3", "dflash-": "DFlash"}
 """The kinds of heads by the beginnings of names of files that hold only the head of a model in the
 same folder."""
+ANCHORED = "sample_from_anchor"
+"""The key by which files of DSpark heads are told from DFlash heads, whose architecture they
+name."""
+DSPARK = "it is a DSpark head, whose blocks depend on the tokens that it would choose"
 BLOCK, BLOCKS = 1 << 14, 16
 """The blocks that identify a file: their size in bytes, and their number, spread over it evenly."""
 NAMED = 8

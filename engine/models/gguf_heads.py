@@ -33,6 +33,8 @@ from engine.heads.llamacpp_block import LlamaBlockHead, prepare
 from engine.models.format import found_at
 from engine.models.gguf import complaint, context_parameters, log, metadata, model_parameters
 from engine.models.gguf_files import (
+    ANCHORED,
+    DSPARK,
     HEADS,
     MAGIC,
     file_fingerprint,
@@ -64,8 +66,6 @@ STATES = frozenset({"gemma4", "gpt-oss"}) | GUESSING
 """Architectures of which llama.cpp returns the state after the last layer."""
 HEADS_ONLY = frozenset({"dflash", "eagle3", "gemma4-assistant"})
 """Architectures of files that hold only a head."""
-ANCHORED = "sample_from_anchor"
-"""The key by which files of DSpark heads are told from others of the same architecture."""
 SAMPLES = 512
 """The number of tokens by which two vocabularies are compared."""
 NAMES = ", ".join(f"{start}*.gguf" for start in HEADS)
@@ -213,7 +213,7 @@ def block_of(own: Any) -> Block:
         return metadata(own, f"dflash.{name}") or default
 
     if value(ANCHORED, ""):
-        raise NoHead("it is a DSpark head, whose blocks depend on the tokens that it would choose")
+        raise NoHead(DSPARK)
     mask = llama_cpp.llama_vocab_mask(llama_cpp.llama_model_get_vocab(own))
     places = int(value("block_size", "16"))
     if mask < 0:

@@ -210,7 +210,7 @@ def packed_need(source: str, runtime: Runtime) -> Need:
     length = config.max_position_embeddings
     cache = cache_numbers(config.to_dict(), length) * FLOAT32
     beside = heads_near(file.path) if runtime.head == "auto" else [runtime.head]
-    heads = [Path(each) for each in beside if in_file(each)]
+    heads = [Path(each).expanduser() for each in beside if in_file(each)]
     known = next((each for each in heads if known_kind(each)), None)
     if known is None:
         problem = f"{heads[0].name} does not fit: {UNUSED}" if heads else ""

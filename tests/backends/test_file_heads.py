@@ -109,9 +109,10 @@ def test_a_head_that_says_a_part_of_the_tokens(tmp_path: Path) -> None:
     assert max(token for each in found for token in each) < 200
 
 
-def test_rotary_frequencies_are_divided_as_in_llama_cpp(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [eagle3_gguf, dflash_gguf])
+def test_rotary_frequencies_are_divided_as_in_llama_cpp(tmp_path: Path, make: Any) -> None:
     path = llama_gguf(tmp_path)
-    plain = eagle3_gguf(tmp_path, name="plain.bin")
+    plain = make(tmp_path, name="plain.bin")
     factors = {"rope_freqs.weight": np.linspace(1, 40, 8, dtype=np.float32)}
     rewritten(plain, tmp_path / "eagle3-attending.gguf", arrays=factors)
     mine, other = load(str(path), CORE), load(str(path), LIBRARY)
@@ -131,6 +132,16 @@ UNFIT: dict[str, tuple[Change, str]] = {
             arrays={"blk.0.attn_gate.weight": np.ones((2, 2), np.float32)},
         ),
         "the tensor attn_gate is not known",
+    ),
+    "scale": (
+        lambda folder: dflash_gguf(folder, **{"attention.value_scale": 2.0}),
+        "it has dflash.attention.value_scale",
+    ),
+    "activation": (
+        lambda folder: dflash_gguf(folder, hidden_act="gelu"), "its activation is gelu"
+    ),
+    "turn": (
+        lambda folder: dflash_gguf(folder, **{"rope.dimension_count": 8}), "turn in part"
     ),
     "positions": (
         lambda folder: rewritten(
