@@ -26,7 +26,6 @@ from engine.models.format import found_at
 from engine.models.gguf_files import (
     ANCHORED,
     DSPARK,
-    ENDING,
     Tensor,
     file_fingerprint,
     heads_near,
@@ -120,11 +119,11 @@ def head_in(backend: TransformersBackend, model: File, path: Path) -> Eagle3Head
     """The head in a file. Raises Foreign."""
     if not path.is_file():
         raise Foreign(f"a GGUF file is needed there, and {found_at(path)}")
-    kind = known_kind(path)
-    if kind is None:
-        raise Foreign(UNUSED)
     try:
         file = File(path)
+        kind = KINDS.get(file.family)
+        if kind is None:
+            raise Foreign(UNUSED)
         check_vocabulary(model, file)
         config, tensors = kind.read(file)
         made, target = (file_fingerprint(path), path), target_of(backend, "")
@@ -266,25 +265,23 @@ KINDS = {"eagle3": HeadKind(NAME, eagle3_of), "dflash": HeadKind(DFLASH, block_o
 """The heads that are known, by the architectures of their files."""
 
 
-def known_kind(path: Path) -> HeadKind | None:
-    """The kind of the head in a GGUF file, None if it is not known or the file cannot be read."""
+def unknown(path: Path) -> str:
+    """Why the head in a GGUF file is not known, "" if it is."""
     try:
-        path = path.expanduser()
-        return KINDS.get(File(path).family) if path.suffix.lower() == ENDING else None
-    except Exception:  # whatever it is, who loads the head says it
-        return None
+        file = File(path.expanduser())
+        if file.family not in KINDS:
+            return UNUSED
+        layer_of(file)
+    except Exception as error:  # as above
+        return first_line(error).rstrip(".")
+    return ""
 
 
 def head_need(path: Path, length: int) -> tuple[int, int]:
-    """The bytes of a head's weights, and of what it keeps for a context of so many tokens: a hidden
-    state, and the keys and values of its layers. Zeros for a head that is not used."""
-    if known_kind(path) is None:
-        return 0, 0
+    """The bytes of the weights of a known head, and of what it keeps for a context of so many
+    tokens: a hidden state, and the keys and values of its layers."""
     file = File(path)
-    try:
-        layer = layer_of(file)
-    except Foreign:
-        return 0, 0
+    layer = layer_of(file)
     keys = layer["num_key_value_heads"] * layer["head_dim"]
     row = layer["hidden_size"] + 2 * keys * layer["num_hidden_layers"]
     return sum(map(room_of, file.tensors)), row * length * FLOAT32

@@ -43,9 +43,9 @@ from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
 from engine.heads.eagle3_head import Embedding, Matrix
-from engine.models.file_heads import UNUSED, give_head, head_need, known_kind
+from engine.models.file_heads import give_head, head_need, unknown
 from engine.models.gguf import opened
-from engine.models.gguf_files import ENDING, Tensor, file_fingerprint, heads_near
+from engine.models.gguf_files import Tensor, file_fingerprint, heads_near
 from engine.models.load_llamacpp import load_tokenizer
 from engine.models.load_transformers import (
     PACKED_TOLERANCE,
@@ -111,7 +111,7 @@ LARGER = 1.25
 
 
 def in_file(head: str) -> bool:
-    return head.lower().endswith(ENDING)
+    return head == "auto" or head != "off" and not os.path.isdir(os.path.expanduser(head))
 
 
 def suits(path: Path, runtime: Runtime) -> bool:
@@ -131,7 +131,7 @@ def suits(path: Path, runtime: Runtime) -> bool:
     except Exception:  # whatever it is, llama.cpp says what it thinks of the file
         return False
     ours = weights_in(file, tensors, config, int(KEEPS))
-    drafts = runtime.head in ("auto", "off") or known_kind(Path(runtime.head)) is not None
+    drafts = runtime.head in ("auto", "off") or not unknown(Path(runtime.head))
     return drafts and not full and ours <= LARGER * theirs
 
 
@@ -172,7 +172,7 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     with_native(backend)
     with readable(source):
         compare(backend, path, runtime.threads, SHARE if bits == 8 else ROUNDED)
-    if runtime.head == "auto" or in_file(runtime.head):
+    if in_file(runtime.head):
         give_head(backend, file, runtime.head)
     elif runtime.head != "off":
         with_head(backend, source, runtime.head)
@@ -211,9 +211,9 @@ def packed_need(source: str, runtime: Runtime) -> Need:
     cache = cache_numbers(config.to_dict(), length) * FLOAT32
     beside = heads_near(file.path) if runtime.head == "auto" else [runtime.head]
     heads = [Path(each).expanduser() for each in beside if in_file(each)]
-    known = next((each for each in heads if known_kind(each)), None)
+    known = next((each for each in heads if not unknown(each)), None)
     if known is None:
-        problem = f"{heads[0].name} does not fit: {UNUSED}" if heads else ""
+        problem = f"{heads[0].name} does not fit: {unknown(heads[0])}" if heads else ""
         return Need(parameters, weights, cache, DraftingForecast(problem=problem))
     of_head, kept = head_need(known, length)
     forecast = DraftingForecast(head=f"in the file {known.name}")

@@ -14,7 +14,7 @@ from engine.drafting.databases import Databases
 from engine.errors import ModelError
 from engine.methods import method_named
 from engine.models import load_packed
-from engine.models.file_heads import UNUSED, known_kind
+from engine.models.file_heads import UNUSED, unknown
 from engine.models.gguf_files import items_of
 from engine.models.loaders import load, need
 from engine.models.memory import DraftingForecast
@@ -180,7 +180,12 @@ def test_a_head_that_is_damaged_or_not_there(tmp_path: Path) -> None:
     whole = head.read_bytes()
     for size in (3000, len(whole) - 4096):
         head.write_bytes(whole[:size])
-        assert load(str(path), CORE).head is None
+        found = load(str(path), CORE)
+        assert found.head is None and UNUSED not in found.info.head.note  # type: ignore[union-attr]
+    head.write_bytes(whole[:3000])
+    told = need(str(path), CORE).forecast
+    assert told is not None and told.problem.startswith(f"{head.name} does not fit: ")
+    assert UNUSED not in told.problem
     head.unlink()
     with pytest.raises(ModelError, match="there is no such file"):
         load(str(path), replace(CORE, head=str(head)))
@@ -189,7 +194,7 @@ def test_a_head_that_is_damaged_or_not_there(tmp_path: Path) -> None:
 def test_what_is_known_of_a_head_before_it_is_loaded(tmp_path: Path) -> None:
     path, head = llama_gguf(tmp_path), eagle3_gguf(tmp_path)
     assert need(str(path), CORE).forecast == DraftingForecast(head=f"in the file {head.name}")
-    assert known_kind(head) and not known_kind(path) and not known_kind(tmp_path / "none.gguf")
+    assert unknown(head) == "" and unknown(path) == UNUSED and unknown(tmp_path / "none.gguf")
     assert items_of(head, "eagle3.target_layers") == [0, 1, 2]
     assert items_of(head, "tokenizer.ggml.tokens")[:2] == ["<s>", "</s>"]
     assert items_of(head, "eagle3.embedding_length") == items_of(head, "nothing") == []
