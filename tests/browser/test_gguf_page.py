@@ -96,7 +96,7 @@ def test_gguf_files_can_be_loaded_once_it_is_set_up(page: Page, machine: Machine
     expect(page.locator("#gguf-load")).to_be_hidden()
     expect(page.locator("#models-need")).to_contain_text("free on")
     page.click("#models-load")
-    expect(page.locator("#models-loaded")).to_contain_text("llama.cpp")
+    expect(page.locator("#models-loaded")).to_contain_text("the compiled core")
     open_tab(page, "Chat")
     send(page, "And then?")
     finished(page)

@@ -82,6 +82,7 @@ def test_a_conversation_starts_in_the_format_of_a_preset(page: Page) -> None:
     open_tab(page, "Chat")
     pick(page, "#start-from", "Wet")
     page.click("#new")
+    expect(page.locator("#format-text textarea")).to_have_value(WET)
     send(page, "Is the sea wet?")
     finished(page)
     assert answer(page) == '{"wet":true}'

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -28,10 +29,15 @@ LONG = 7_900_000
 
 
 class Slow(ToyBackend):
-    """Takes its time over each forward, so that one answer holds up all others."""
+    """Takes its time over each forward and never says that it ends, so that one answer holds up all
+    others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, eos_ids=frozenset())
 
     def score(self, *arguments: Any, **named: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.25)
         return super().score(*arguments, **named)
 
 
