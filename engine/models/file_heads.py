@@ -124,8 +124,7 @@ def head_in(backend: TransformersBackend, model: File, path: Path) -> Eagle3Head
         kind = KINDS.get(file.family)
         if kind is None:
             raise Foreign(UNUSED)
-        check_vocabulary(model, file)
-        config, tensors = kind.read(file)
+        config, tensors = kind.read(file, vocabulary_of(model, file))
         made, target = (file_fingerprint(path), path), target_of(backend, "")
         if kind.name == DFLASH:
             block = dflash_of(config, tensors, target)
@@ -141,26 +140,21 @@ def head_in(backend: TransformersBackend, model: File, path: Path) -> Eagle3Head
         raise Foreign(first_line(error)) from error
 
 
-def check_vocabulary(model: File, head: File) -> None:
-    """Raise Foreign for a head with another vocabulary, judged by a sample."""
+def vocabulary_of(model: File, head: File) -> int:
+    """The number of tokens that both know. Raises Foreign for a head with another vocabulary,
+    judged by a sample."""
     mine, theirs = (items_of(each.path, TOKENS) for each in (model, head))
     step = max(1, len(mine) // SAMPLES)
     if len(mine) != len(theirs) or mine[::step] != theirs[::step]:
         raise Foreign("it has another vocabulary")
+    return len(mine)
 
 
-def layer_of(file: File) -> dict[str, Any]:
+def layer_of(file: File, vocabulary: int = 0) -> dict[str, Any]:
     """The config of a head's layers. Raises Foreign."""
-    if (scaling := file.own("rope.scaling.type", "none")) != "none":
-        raise Foreign(f"its positions are scaled ({scaling}), which is not known")
-    if strange := next((name for name in UNKNOWN if file.own(name, 0)), ""):
-        raise Foreign(f"it has {file.family}.{strange}, which is not known")
+    width, heads, size = file.attention(UNKNOWN)
     if (activation := file.own("hidden_act", "silu")) != "silu":
         raise Foreign(f"its activation is {activation}, and only silu is known")
-    width, heads = file.own("embedding_length"), file.own("attention.head_count")
-    size = file.own("attention.key_length", width // heads)
-    if file.own("rope.dimension_count", size) != size:
-        raise Foreign("its heads turn in part")
     return {
         "hidden_size": width,
         "intermediate_size": file.own("feed_forward_length"),
@@ -171,12 +165,12 @@ def layer_of(file: File) -> dict[str, Any]:
         "rms_norm_eps": file.own("attention.layer_norm_rms_epsilon"),
         "rope_theta": file.own("rope.freq_base", 1e4),
         "max_position_embeddings": file.own("context_length"),
-        "vocab_size": len(items_of(file.path, TOKENS)),
+        "vocab_size": vocabulary,
     }
 
 
-def eagle3_of(file: File) -> tuple[dict[str, Any], Tensors]:
-    layer = layer_of(file)
+def eagle3_of(file: File, vocabulary: int) -> tuple[dict[str, Any], Tensors]:
+    layer = layer_of(file, vocabulary)
     turned = {"attn_q": layer["num_attention_heads"], "attn_k": layer["num_key_value_heads"]}
     tensors: Tensors = {}
     for tensor in file.tensors:
@@ -203,10 +197,10 @@ def eagle3_of(file: File) -> tuple[dict[str, Any], Tensors]:
     return config, tensors
 
 
-def block_of(file: File) -> tuple[dict[str, Any], Tensors]:
+def block_of(file: File, vocabulary: int) -> tuple[dict[str, Any], Tensors]:
     if f"{file.family}.{ANCHORED}" in file.values:
         raise Foreign(DSPARK)
-    layer, selects = layer_of(file), "dflash.selector_rank" in file.values
+    layer, selects = layer_of(file, vocabulary), "dflash.selector_rank" in file.values
     own = {
         "target_layer_ids": [each - 1 for each in items_of(file.path, "dflash.target_layers")],
         "mask_token_id": file.values.get("tokenizer.ggml.mask_token_id"),
@@ -258,7 +252,7 @@ def divide(rotary: Any, file: File) -> None:
 
 class HeadKind(NamedTuple):
     name: str
-    read: Callable[[File], tuple[dict[str, Any], Tensors]]
+    read: Callable[[File, int], tuple[dict[str, Any], Tensors]]
 
 
 KINDS = {"eagle3": HeadKind(NAME, eagle3_of), "dflash": HeadKind(DFLASH, block_of)}

@@ -1,6 +1,7 @@
 """Models and heads in GGUF files, as torch reads them: their descriptions, and their weights."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,10 @@ class File:
             raise Foreign(f"its {self.family}.{name} is missing, or differs between layers")
         return found
 
-    def config(self, length: int) -> Any:
-        """The library's description of the model, for contexts of so many tokens. Raises
-        Foreign."""
-        if self.family not in IN_CORE:
-            raise Foreign(f"it is a {self.family} model, and only {', '.join(IN_CORE)} are known")
-        if strange := next((name for name in UNKNOWN if self.own(name, 0)), ""):
+    def attention(self, unknown: Sequence[str]) -> tuple[int, int, int]:
+        """The width of a layer, its heads and their size. Raises Foreign if it has any of the
+        `unknown` values, or attends in another way than is known."""
+        if strange := next((name for name in unknown if self.own(name, 0)), ""):
             raise Foreign(f"it has {self.family}.{strange}, which is not known")
         if (scaling := self.own("rope.scaling.type", "none")) != "none":
             raise Foreign(f"its positions are scaled ({scaling}), which is not known")
@@ -57,6 +56,14 @@ class File:
         turned = self.own("rope.dimension_count", size)
         if self.own("attention.value_length", size) != size or turned != size:
             raise Foreign("its heads turn in part, or have keys and values of different sizes")
+        return width, heads, size
+
+    def config(self, length: int) -> Any:
+        """The library's description of the model, for contexts of so many tokens. Raises
+        Foreign."""
+        if self.family not in IN_CORE:
+            raise Foreign(f"it is a {self.family} model, and only {', '.join(IN_CORE)} are known")
+        width, heads, size = self.attention(UNKNOWN)
         names = {tensor.name for tensor in self.tensors}
         experts, inner = self.own("expert_count", 0), self.own("feed_forward_length")
         kind = MIXTURES.get(self.family) if experts else self.family

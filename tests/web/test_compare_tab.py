@@ -198,7 +198,7 @@ def raced(method: str, seconds: float, text: str = "abcd") -> Run:
         ),
         (
             Race((raced("plain", 4), raced("hd", 2, "abXd")), RIGHT, 2, True),
-            "The texts differ from token 3 on, where rounding decided.",
+            "The texts differ from token 3 on: Compare shows how close it was.",
         ),
         (
             Race((raced("plain", 4), raced("hd", 2, "abXd")), RIGHT, 2, True, same_text=False),

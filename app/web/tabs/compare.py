@@ -210,7 +210,9 @@ def result(session: Session, race: Race) -> str:
         return verdict(f"{text} The texts are identical.{more}", "same")
     where = f"differ from token {found.position:,} on"
     if race.same_text:
-        return verdict(f"{text} The texts {where}, where rounding decided.{more}", "differs")
+        return verdict(
+            f"{text} The texts {where}: Compare shows how close it was.{more}", "differs"
+        )
     return verdict(f"{text} The texts {where}, as Same distribution does not keep them.{more}")
 
 
