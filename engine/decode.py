@@ -63,8 +63,8 @@ class Pause:
 
 
 PAUSE = Pause()
-SLICE, LONG_SLICE = 64, 512
-"""The tokens of a prompt that are read before other answers go on, and before others may begin."""
+LONG_SLICE = 512
+"""The tokens of a prompt that are read before other answers may begin."""
 Turns = Generator[Wanted[Any] | Pause, Scored | None, None]
 """An answer in progress. It is resumed with the forward that it wanted, or with None."""
 Decoding = Generator[Event | Wanted[Any] | Pause, Scored | None, None]
@@ -221,7 +221,8 @@ class DecodeLoop:
         """Read the prompt, or the next slice of it if other answers may come in between."""
         backend, cancelled, company = self.backend, self.answer.cancelled, self.controller.company
         if company.open and is_batching(backend):
-            return backend.prefill(self.tokens, cancelled, SLICE if company.others else LONG_SLICE)
+            most = backend.slice_size if company.others else LONG_SLICE
+            return backend.prefill(self.tokens, cancelled, most)
         return backend.prefill(self.tokens, cancelled)
 
     def step(self) -> Generator[Wanted[Backend], Scored, Step]:

@@ -14,6 +14,10 @@ from engine.tools import CallForm
 from engine.tree import Tree
 from engine.types import Message, Tool
 
+SLICE = 64
+"""Tokens of a prompt that are read between two steps of other answers, if reading them takes the
+time of a few steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
@@ -287,10 +291,14 @@ class Backend(Tokenizer, Protocol):
 
 class Batching(Backend, Protocol):
     """A backend whose sequences may take turns after each forward at no cost, if `at_once` is true,
-    and share forwards."""
+    and share forwards. `slice_size` tokens of a prompt are read between two steps of other
+    answers."""
 
     @property
     def at_once(self) -> bool: ...
+
+    @property
+    def slice_size(self) -> int: ...
 
     def prefill(
         self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None

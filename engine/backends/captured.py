@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count, pairwise, takewhile
+from itertools import accumulate, count, pairwise, takewhile
 from random import Random
 from typing import Any, NamedTuple
 
@@ -60,16 +60,24 @@ SHARES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.04}
 """How far a row of logits of a captured forward may be from that of another, as a share of its
 norm. In a model of 32 layers rounding gave a third of it, and a wrong mask or position four times
 as much."""
+UNIT = 256
+"""Rows of the pool after which another sequence may begin, for the library's attention."""
+SLICE = 256
+"""Tokens of a prompt that are read between two steps of other answers: a GPU reads them in the time
+of two steps."""
 TRIED = 512
 """The most tokens that are read for the trial; longer texts repeat their keys and values."""
+
+
+GREEDY = Sampling(temperature=0.0)
 
 
 class Inputs(NamedTuple):
     """Everything that a captured forward is told: parts of one buffer of whole numbers, on the host
     and on the device.
 
-    `numbers` are those of `device_scores.numbers_of`, as the bits of float32; `states` are the
-    noise states. The other parts have an entry per row, see Table.
+    Each has an entry per row. `numbers` are those of `device_scores.numbers_of`, as the bits of
+    float32, in two lines; `states` are the noise states. For the others, see Table.
     """
 
     numbers: Any
@@ -83,13 +91,14 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, buffer: Any, rows: int) -> "Inputs":
-        square = None if rows in PROMPTS else buffer[2 + 6 * rows :].reshape(rows, rows)
-        one, two, three, four, five, six = buffer[2 : 2 + 6 * rows].reshape(6, rows)
-        return cls(buffer[:2], one, two, three, four, five, six, square)
+        square = None if rows in PROMPTS else buffer[8 * rows :].reshape(rows, rows)
+        lines = buffer[: 8 * rows].reshape(8, rows)
+        one, two, three, four, five, six = lines[2:]
+        return cls(lines[:2], one, two, three, four, five, six, square)
 
     @staticmethod
     def size(rows: int) -> int:
-        return 2 + 6 * rows + (0 if rows in PROMPTS else rows * rows)
+        return 8 * rows + (0 if rows in PROMPTS else rows * rows)
 
 
 class Recorder:
@@ -167,7 +176,7 @@ def survey_on(device: torch.device) -> Callable[..., torch.Tensor]:
     kernels: Any = import_module("engine.backends.kernels")
     numbers, states = torch.ones(2, device=device), torch.zeros(1, dtype=torch.long, device=device)
     try:
-        kernels.survey(numbers[None], "sampled", numbers, states)
+        kernels.survey(numbers[None], "sampled", numbers[:, None], states)
     except Exception:
         # Triton compiles with what the system has, and raises many types where that is not enough.
         return survey
@@ -189,10 +198,10 @@ class CapturedForward(Recorded):
         super().__init__(Inputs.size(rows), model.recorder, model.reaches)
         self.rows, self.model, self.prompt = rows, model, rows in PROMPTS
         self.given, self.inputs = Inputs.of(self.host.numpy(), rows), Inputs.of(self.buffer, rows)
-        self.given.places[:] = np.arange(rows)
-        if not self.prompt:
-            # A row of padding sees itself: a row that saw nothing would not be a number.
-            self.given.visible[:] = np.eye(rows, dtype=np.int64)
+        self.numbers = np.arange(rows)
+        self.alone = np.eye(rows, dtype=np.int64)
+        self.end = 0
+        """The end of the rows of the pool that are read."""
         self.logits = torch.empty(0)
         self.taps: list[torch.Tensor] = []
         self.surveys: dict[Kind, torch.Tensor] = {}
@@ -201,41 +210,51 @@ class CapturedForward(Recorded):
     def record(self, length: int) -> None:
         """Record the forward for every reach, and the surveys. This writes rows after `length`
         cached tokens, or earlier ones if there is no room for all."""
-        self.given.lengths[:] = min(length, self.model.pool.rows - self.rows)
+        self.fill(0, [0], [0], 0, min(length, self.model.pool.rows - self.rows))
+        self.sample(0, Sampling(), [1])
         self.record_all(self.compute)
         for kind in () if self.prompt else self.model.kinds:
             self.surveying[kind] = self.recorder.recorded(partial(self.look, kind))
 
     def fill(
         self,
+        first: int,
         tokens: Sequence[int],
         depths: Sequence[int],
+        start: int,
         length: int,
         visible: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Write down some tokens after `length` cached ones; row i sees the rows in `visible[i]`,
-        and without `visible` those up to its own."""
-        given, used = self.given, len(tokens)
-        given.tokens[:used] = tokens
-        given.positions[:used] = np.asarray(depths) + length
-        given.lengths[:] = length
+        """Write down some tokens, from row `first` on, after `length` cached ones of a sequence
+        that begins at `start` in the pool; row i of these sees the rows of these in `visible[i]`,
+        and without `visible` those up to its own. All rows behind them are padding of the same
+        sequence."""
+        given, last = self.given, first + len(tokens)
+        given.tokens[first:last] = tokens
+        given.positions[first:last] = np.asarray(depths) + length
+        given.starts[first:], given.lengths[first:] = start, length
+        given.places[first:] = self.numbers[: self.rows - first]
+        self.end = max(self.end if first else 0, start + length + self.rows - first)
         if not self.prompt:
-            square = np.tri(used, dtype=bool) if visible is None else visible
-            given.visible[:used, :used] = square
+            # A row of padding sees itself: a row that saw nothing would not be a number.
+            given.visible[first:] = self.alone[first:]
+            square = np.tri(len(tokens), dtype=bool) if visible is None else visible
+            given.visible[first:last, first:last] = square
 
-    def sample(self, sampling: Sampling, positions: Sequence[int]) -> None:
+    def sample(self, first: int, sampling: Sampling, positions: Sequence[int]) -> None:
+        """Write down the sampler of the rows from `first` on, for tokens at some positions."""
         numbers = np.array(numbers_of(sampling), dtype=np.float32)
-        self.given.numbers[:] = numbers.view(np.int32)
-        self.given.states[: len(positions)] = states_of(sampling.seed, positions)
+        self.given.numbers[:, first:] = numbers.view(np.int32)[:, None]
+        self.given.states[first : first + len(positions)] = states_of(sampling.seed, positions)
 
     def run(self) -> None:
         """Compute what was written down."""
-        self.repeat(int(self.given.lengths[0]) + self.rows)
+        self.repeat(self.end)
 
     def survey(self, kind: Kind) -> NDArray[np.float32]:
         """The survey of the logits, with which the host has waited for the forward."""
         self.surveying[kind]()
-        found: NDArray[np.float32] = self.surveys[kind].cpu().numpy()
+        found: NDArray[np.float32] = self.surveys[kind].to("cpu", copy=True).numpy()
         return found
 
     def compute(self, reach: int) -> None:
@@ -261,24 +280,27 @@ class CapturedForward(Recorded):
 
 
 class CapturedModel:
-    """All captured forwards of a model, which its sequences share; `sequence` is the one that
-    computes.
+    """All captured forwards of a model, which its sequences share; `sequence` is one of those that
+    compute.
 
     Without `kernels` the library's attention reads a part of the pool, and there is a recording for
-    each such part. `exact` is that of BackendInfo.
+    each such part. `exact` is that of BackendInfo, `at_once` that of Batching.
     """
 
     chunk: int | None = None
-    exact = at_once = False  # The scores of a forward end with the next one.
+    slice_size = SLICE
+    exact = at_once = False
 
     def __init__(self, backend: TransformersBackend) -> None:
         assert backend.kinds is not None
         self.sequence, self.model, self.layers = backend, backend.model, backend.kinds
-        self.pool = Pool(len(self.layers), backend.info.context_length + TREE_ROWS)
+        rows = backend.info.context_length + TREE_ROWS
         self.joined = join(self.model, self.model.device)
         # The kernels' attention sees the whole text.
         short = any(span < backend.info.context_length for span in backend.spans.values())
         self.kernels = None if short else kernels_for(self.model)
+        unit = UNIT if self.kernels is None else self.kernels.part_of(rows)
+        self.pool = Pool(len(self.layers), rows, unit)
         self.products = Products(self.kernels, self.model.dtype)
         self.taps = backend.head.weights.taps if backend.head else ()
         self.recorder = Recorder(self.model.device)
@@ -289,7 +311,8 @@ class CapturedModel:
         sizes = pairwise((0, *TREES, *PROMPTS))
         usable = [rows for less, rows in sizes if less < backend.info.context_length]
         self.forwards = {rows: CapturedForward(rows, self) for rows in usable}
-        self.nodes: int | None = TREES[-1] - 1
+        self.most = max(rows for rows in usable if rows in TREES)
+        self.nodes: int | None = self.most - 1
 
     def fresh_cache(self) -> PoolCache:
         return PoolCache(self.layers, self.pool)
@@ -321,50 +344,94 @@ class CapturedModel:
         found = {kind: table.mask(dtype, positions, kind, spans.get(kind, 0)) for kind in kinds}
         return found if len(found) > 1 else found[kinds[0]]
 
-    def forward(self, sequence: TransformersBackend, rows: int) -> CapturedForward | None:
-        """The smallest forward over so many rows, for this sequence; None if all are smaller."""
+    def forward(self, rows: int) -> CapturedForward | None:
+        """The smallest forward over so many rows; None if all are smaller."""
         fitting = next((size for size in self.forwards if size >= rows), None)
-        if fitting is None or self.pool.states is None:
-            return None
-        self.sequence = sequence
-        sequence.cache.enter()
-        return self.forwards[fitting]
+        return None if fitting is None else self.forwards[fitting]
 
-    def score(
-        self, sequence: TransformersBackend, tree: Tree, sampling: Sampling
-    ) -> DeviceScores | None:
-        """One forward over a tree; None if it has more rows than any captured one."""
-        forward = self.forward(sequence, len(tree) + 1)
-        if forward is None or forward.prompt:
-            return None
-        length, kind = len(sequence.cached), kind_of(sampling)
-        positions = [length + 1 + depth for depth in tree.depths]
-        forward.fill(tree.tokens, tree.depths, length, ancestors(tree.parents))
-        forward.sample(sampling, positions)
+    def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores | None]:
+        found: list[LogitScores | None] = [None] * len(wanted)
+        for group in self.groups(wanted):
+            scores = self.together([wanted[number] for number in group], len(wanted) > 1)
+            for number, each in zip(group, scores, strict=True):
+                found[number] = each
+        return found
+
+    def groups(self, wanted: Sequence[Wanted[TransformersBackend]]) -> Iterator[list[int]]:
+        """The numbers of the trees that are computed together, those first whose sequences are in
+        the pool; without those that have more rows than any captured forward."""
+        group, counts, total = list[int](), list[int](), 0
+        caches = [each.sequence.cache for each in wanted]
+        for number in sorted(range(len(wanted)), key=lambda number: caches[number].start is None):
+            rows = len(wanted[number].tree) + 1
+            if rows > self.most or self.pool.states is None:
+                continue
+            counts.append(caches[number].length + rows)
+            total += rows
+            padded = [*counts[:-1], counts[-1] + max(0, self.most - total)]
+            if group and (total > self.most or not self.at_once or not self.pool.fits(padded)):
+                yield group
+                group, counts, total = [], counts[-1:], rows
+            group.append(number)
+        if group:
+            yield group
+
+    def together(
+        self, wanted: Sequence[Wanted[TransformersBackend]], copied: bool
+    ) -> Iterator[DeviceScores]:
+        """The scores of some trees by one forward. They end with the next forward unless they are
+        `copied`."""
+        counts = [len(each.tree) + 1 for each in wanted]
+        spans = [
+            slice(end - rows, end) for rows, end in zip(counts, accumulate(counts), strict=True)
+        ]
+        forward = self.forward(spans[-1].stop)
+        assert forward is not None
+        caches: list[PoolCache] = [each.sequence.cache for each in wanted]
+        rooms = {cache: cache.length + rows for cache, rows in zip(caches, counts, strict=True)}
+        rooms[caches[-1]] += forward.rows - spans[-1].stop
+        self.pool.hold(rooms)
+        for (sequence, tree, sampling), span in zip(wanted, spans, strict=True):
+            cache = sequence.cache
+            place = cache.start, cache.length
+            forward.fill(span.start, tree.tokens, tree.depths, *place, ancestors(tree.parents))
+            forward.sample(span.start, sampling, sequence.positions(tree))
+        self.sequence = wanted[0].sequence
         forward.run()
-        self.tell(sequence, forward)
-        found = forward.survey(kind if kind in self.kinds else self.kinds[0])
-        logits = forward.logits[: len(positions)]
-        return DeviceScores(logits, partial(row_of, logits), positions, sampling, found)
+        kinds = [self.kind(each.sampling) for each in wanted]
+        surveys = {kind: forward.survey(kind) for kind in dict.fromkeys(kinds)}
+        for (sequence, tree, sampling), span, kind in zip(wanted, spans, kinds, strict=True):
+            self.tell(sequence, forward, span, copied)
+            logits = forward.logits[span].clone() if copied else forward.logits[span]
+            positions, row = sequence.positions(tree), partial(row_of, logits)
+            yield DeviceScores(logits, row, positions, sampling, surveys[kind][span])
 
-    def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores] | None:
-        return None
+    def kind(self, sampling: Sampling) -> Kind:
+        """The kind of survey for a sampler; without surveys for it, the first one, unused."""
+        kind = kind_of(sampling)
+        return kind if kind in self.kinds else self.kinds[0]
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
         """Compute a part of a prompt; returns False if it is longer than any captured forward."""
-        forward = self.forward(sequence, len(tokens))
-        if forward is None:
+        forward = self.forward(len(tokens))
+        if forward is None or self.pool.states is None:
             return False
-        forward.fill(tokens, range(len(tokens)), len(sequence.cached))
+        self.sequence, cache = sequence, sequence.cache
+        start = cache.hold(forward.rows)
+        forward.fill(0, tokens, range(len(tokens)), start, cache.length)
         forward.run()
-        self.tell(sequence, forward)
+        self.tell(sequence, forward, slice(None), False)
         self.recorder.wait()
         return True
 
-    def tell(self, sequence: TransformersBackend, forward: CapturedForward) -> None:
+    def tell(
+        self, sequence: TransformersBackend, forward: CapturedForward, rows: slice, copied: bool
+    ) -> None:
+        """Let the head of a sequence have what the forward found in some of its rows."""
         head = sequence.head
         if head is not None:
-            head.found[:] = forward.taps if head.on else []
+            found = [tap[:, rows] for tap in forward.taps] if head.on else []
+            head.found[:] = [tap.clone() for tap in found] if copied else found
 
 
 # Whether a model can be captured.
@@ -395,6 +462,10 @@ def tried(backend: TransformersBackend) -> str:
         model.record()
         found = largest_gap(backend, model)
         model.exact = model.products.kernels is not None and same_bits(backend, model)
+        model.at_once = True
+        gap, same = shared_gap(backend, model)
+        model.at_once = gap <= SHARES[backend.model.dtype]
+        model.exact = model.exact and (same or not model.at_once)
         assert model.pool.states is not None
         model.pool.states.zero_()
     except Exception as error:
@@ -495,8 +566,37 @@ def followed(
     return torch.cat([logits[path] for logits, path in zip(found, paths, strict=True)])
 
 
+def shared_gap(backend: TransformersBackend, model: CapturedModel) -> tuple[float, bool]:
+    """The largest difference between forwards that two sequences share and those of each alone, as
+    a share of the norm of a row of logits; and whether all bits are the same."""
+    draw, size, pair = Random(2), backend.info.vocabulary_size, (backend, backend.open())
+    gaps, same = [torch.zeros(1)], True
+    for rows, used, length in trials(backend, model, draw):
+        lengths, counts = (length // 2, length // 3), (-(-used // 2), max(1, used // 2))
+        fits = model.pool.fits([cached + rows for cached in lengths])
+        if rows == 1 or rows in PROMPTS or not fits:
+            continue
+        for sequence in pair:
+            sequence.cache.drop()
+        for sequence, cached in zip(pair, lengths, strict=True):
+            claim(sequence, cached)
+        trees = [random_tree(draw, size, each) for each in counts]
+        wanted = [Wanted(*each, GREEDY) for each in zip(pair, trees, strict=True)]
+        alone = [scored(*each, model) for each in zip(pair, trees, strict=True)]
+        for logits, scores in zip(alone, model.score_all(wanted), strict=True):
+            assert isinstance(scores, DeviceScores)
+            found = scores.logits.float()
+            gaps.append((found - logits).norm(dim=1).cpu() / logits.norm(dim=1).cpu())
+            same = same and torch.equal(found, logits)
+    pair[1].close()
+    return float(torch.cat(gaps).max()), same
+
+
 def claim(backend: TransformersBackend, length: int) -> None:
-    """Let a sequence hold the first rows of the pool."""
+    """Let a sequence hold the first free rows of the pool."""
+    backend.cache.drop()
+    if length:
+        backend.cache.hold(length)
     backend.cached, backend.cache.length = [0] * length, length
 
 
@@ -560,17 +660,17 @@ def in_turn(
     before."""
     found = []
     for tree in trees:
-        found.append(scored(backend, model, tree))
+        found.append(scored(backend, tree, model))
         keep(backend, path_to(tree, len(tree)), len(tree) + 1)
     return found
 
 
-def scored(backend: TransformersBackend, model: CapturedModel | None, tree: Tree) -> torch.Tensor:
+def scored(backend: TransformersBackend, tree: Tree, model: CapturedModel | None) -> torch.Tensor:
     if model is None:
         visible = ancestors(tree.parents)
         logits = backend.forward(tree.tokens, tree.depths, visible, verifying=True)
     else:
-        scores = model.score(backend, tree, Sampling(temperature=0.0))
-        assert scores is not None
+        scores = model.score_all([Wanted(backend, tree, GREEDY)])[0]
+        assert isinstance(scores, DeviceScores)
         logits = scores.logits
     return logits.float().clone()

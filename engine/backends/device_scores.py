@@ -82,8 +82,10 @@ def kind_of(sampling: Sampling) -> Kind:
 
 
 def numbers_of(sampling: Sampling) -> tuple[float, float]:
-    """The sampler's numbers that a survey needs: the temperature, and the logarithm of min-p."""
-    return sampling.temperature, log(sampling.min_p) if sampling.min_p > 0.0 else -inf
+    """The sampler's numbers that a survey needs: the temperature, or 1 if it is not used, and the
+    logarithm of min-p."""
+    temperature = 1.0 if kind_of(sampling) == "greedy" else sampling.temperature
+    return temperature, log(sampling.min_p) if sampling.min_p > 0.0 else -inf
 
 
 def survey(
@@ -93,8 +95,8 @@ def survey(
     both masses, the lowest transferred sum or logit, the transferred logits, and their tokens, as
     the bits of integers.
 
-    `numbers` are those of `numbers_of`, float32, and `states` those of `states_of`, shape (rows,).
-    A row of fewer than KEPT tokens has no survey for the kind "cut".
+    `numbers` are those of `numbers_of` for each row, float32 of shape (2, rows), and `states` those
+    of `states_of`, shape (rows,). A row of fewer than KEPT tokens has no survey for the kind "cut".
     """
     wide = logits.float()
     top = wide.amax(dim=1, keepdim=True)
@@ -103,13 +105,14 @@ def survey(
         places = torch.arange(wide.shape[1], device=wide.device)
         tokens = torch.where(wide == top, places, wide.shape[1]).amin(dim=1, keepdim=True)
         return torch.cat([top, mass, mass, top, *transferred(wide, tokens)], dim=1)
+    temperatures, log_min_p = numbers[:, :, None]
     # Dividing by a number on the host, a device multiplies by its inverse, which differs.
-    warped = wide / numbers[0].expand_as(top)
+    warped = wide / temperatures
     peak = warped.amax(dim=1, keepdim=True)
     warped_mass = (warped - peak).exp_().sum(dim=1, keepdim=True)
     if kind == "cut":
         return torch.cat([top, mass, warped_mass, *largest(logits)], dim=1)
-    rest, tokens = sums(warped, peak, numbers[1], states).topk(NEAR, dim=1)
+    rest, tokens = sums(warped, peak, log_min_p, states).topk(NEAR, dim=1)
     parts = transferred(wide, tokens.sort(dim=1).values)
     return torch.cat([top, mass, warped_mass, rest[:, -1:], *parts], dim=1)
 
@@ -173,6 +176,7 @@ class DeviceScores(LogitScores):
         """Transfer the survey of all rows."""
         device = self.logits.device
         numbers = torch.tensor(numbers_of(self.sampling), device=device)
+        numbers = numbers[:, None].expand(2, len(self.positions))
         states = torch.tensor(states_of(self.sampling.seed, self.positions), device=device)
         values: NDArray[np.float32]
         values = survey(self.logits, self.kind, numbers, states).cpu().numpy()

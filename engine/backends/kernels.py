@@ -670,7 +670,7 @@ def survey_block(
     tl.store(tokens + to, token)
     tl.store(masses + to, tl.sum(tl.exp(less), 0))
     if cut:
-        tl.store(sums + to, tl.sum(tl.exp(less / tl.load(numbers)), 0))
+        tl.store(sums + to, tl.sum(tl.exp(less / tl.load(numbers + row)), 0))
 
 
 @jit
@@ -703,8 +703,8 @@ def noisiest_of_block(
         tl.load(tops + known, mask=inside, other=float("-inf")),
         tl.load(tokens + known, mask=inside, other=size), size, wide,
     )  # fmt: skip
-    temperature = tl.load(numbers)
-    least = top / temperature + tl.load(numbers + 1)
+    temperature = tl.load(numbers + row)
+    least = top / temperature + tl.load(numbers + tl.num_programs(0) + row)
     least -= 1e-4 + 1e-6 * tl.abs(least)
     at = number * block + tl.arange(0, block)
     place = logits + row.to(tl.int64) * size + at
@@ -735,7 +735,7 @@ def survey_row(
     warped_mass = mass
     if cut:
         warped = tl.load(sums + known, mask=inside, other=0.0)
-        warped_mass = tl.sum(warped * tl.exp((peaks - top) / tl.load(numbers)), 0)
+        warped_mass = tl.sum(warped * tl.exp((peaks - top) / tl.load(numbers + row)), 0)
     slot = tl.arange(0, near)
     chosen, rest = tl.full((near,), 0, tl.int32) + token, top
     if sampled:
@@ -768,7 +768,7 @@ def survey(
     some are transferred twice if there are few blocks."""
     near = device_scores.NEAR if kind == "sampled" else 1
     rows, size = logits.shape
-    logits = logits.contiguous()
+    logits, numbers = logits.contiguous(), numbers.contiguous()
     blocks = triton.cdiv(size, SURVEY_BLOCK)
     wide = triton.next_power_of_2(blocks)
     tops, masses, sums, seconds = logits.new_empty((4, rows, blocks), dtype=torch.float32)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import llama_cpp
 
-from engine.backends.base import LogitScores, Wanted, common_prefix
+from engine.backends.base import SLICE, LogitScores, Wanted, common_prefix
 from engine.backends.llamacpp import LlamaCppBackend
 from engine.models.gguf import TREE_ROWS
 
@@ -25,7 +25,7 @@ class JointBackend(LlamaCppBackend):
 
     joins = False
     """Whether the sequences of this model were found to share forwards correctly."""
-    at_once = True
+    at_once, slice_size = True, SLICE
 
     def begin_as(self, other: "JointBackend", tokens: Sequence[int]) -> None:
         own, shared = (common_prefix(each.cached, tokens[:-1]) for each in (self, other))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.backends.base import LogitScores, Wanted
+from engine.backends.base import SLICE, LogitScores, Wanted
 from engine.backends.caches import TREE_ROWS, TreeCache
 from engine.backends.captured import chain, path_to, random_tree
 from engine.backends.fused import FUSED
@@ -110,6 +110,7 @@ class NativeForwards:
 
     nodes: int | None = None
     chunk: int | None
+    slice_size = SLICE
     exact = at_once = True
 
     def __init__(self, backend: TransformersBackend) -> None:
@@ -179,9 +180,6 @@ class NativeForwards:
             if head is not None:
                 head.found[:] = [tap[None, first:end] for _, tap in taps] if head.on else []
             first = end
-
-    def score(self, sequence: TransformersBackend, tree: Tree, sampling: Sampling) -> LogitScores:
-        return self.score_all([Wanted(sequence, tree, sampling)])[0]
 
     def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores]:
         spans = []

@@ -1,15 +1,15 @@
 """Keys and values at fixed addresses, which captured forwards read and write.
 
 A captured forward repeats the same instructions with the same addresses. All sequences of a model
-therefore compute in one pool of rows, one at a time. If another sequence computes next, the rows of
-the previous one are copied out, and its own are copied in; between two steps of one sequence
-nothing is copied. Accepting a path moves its rows in all layers at once.
+therefore compute in one pool of rows, in which each has a part of its own. One forward may compute
+rows of several sequences, and between the steps of those whose parts lie in the pool nothing is
+copied. A part grows with its sequence. If there is no room, the rows of others are copied out, and
+back in when these compute again. Accepting a path moves its rows in all layers at once.
 
-Invariant: the pool holds the rows of its `owner`; each other sequence has its rows `aside`.
+Invariant: a sequence with rows has them in its part of the pool, or `aside`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,15 +73,75 @@ class Table(NamedTuple):
 class Pool:
     """The rows: shape (2 x layers, heads, rows, head size), the keys of a layer before its values.
 
-    They are allocated by the first forward. `table` is that of the captured forward that computes,
-    None in any other forward.
+    They are allocated by the first forward. The part of a sequence begins at a multiple of `unit`.
+    `table` is that of the captured forward that computes, None in any other forward.
     """
 
-    def __init__(self, layers: int, rows: int) -> None:
-        self.layers, self.rows = layers, rows
+    def __init__(self, layers: int, rows: int, unit: int = 1) -> None:
+        self.layers, self.rows, self.unit = layers, rows, unit
         self.states: torch.Tensor | None = None
-        self.owner: PoolCache | None = None
+        self.inside: list[PoolCache] = []
+        """The sequences whose rows lie in the pool, the most recently used last."""
         self.table: Table | None = None
+
+    def fits(self, counts: Sequence[int]) -> bool:
+        """Whether several parts of so many rows have room beside each other."""
+        return sum(map(self.whole, counts)) <= self.rows
+
+    def whole(self, rows: int) -> int:
+        """So many rows or some more, behind which another part may begin."""
+        return -rows // self.unit * -self.unit
+
+    def hold(self, rows: Mapping["PoolCache", int]) -> None:
+        """Let one sequence have a part of so many rows, or several sequences parts that have room
+        beside each other."""
+        if all(self.placed(cache, count, rows) for cache, count in rows.items()):
+            return
+        # What is free lies between them: let the largest one begin the pool, and the others come
+        # back behind it.
+        first, *others = sorted(self.inside, key=lambda cache: -cache.room)
+        for cache in others:
+            cache.leave()
+        first.slide()
+        for cache in sorted(rows, key=lambda cache: cache is not first):
+            placed = self.placed(cache, rows[cache], rows)
+            assert placed, "there is room for all"
+
+    def placed(self, cache: "PoolCache", rows: int, staying: Mapping["PoolCache", int]) -> bool:
+        """Let a sequence have a part of so many rows; others leave if they need not stay. Returns
+        False if this does not suffice."""
+        while cache.start is None or cache.start + rows > self.end(cache):
+            start = self.gap(rows)
+            leaving = next((each for each in self.inside if each not in staying), None)
+            if start is not None:
+                cache.move(start, rows)
+            elif leaving is not None:
+                leaving.leave()
+            else:
+                return False
+        if cache in self.inside:
+            self.inside.remove(cache)
+        self.inside.append(cache)
+        cache.room = rows
+        return True
+
+    def end(self, cache: "PoolCache") -> int:
+        """Where the next part begins after that of a sequence."""
+        begins = (start for start, _ in self.parts() if start > (cache.start or 0))
+        return next(begins, self.rows)
+
+    def gap(self, rows: int) -> int | None:
+        """The first place for a part of so many rows."""
+        free = 0
+        for start, room in self.parts():
+            if free + rows <= start:
+                return free
+            free = start + self.whole(room)
+        return free if free + rows <= self.rows else None
+
+    def parts(self) -> list[tuple[int, int]]:
+        """The first rows of all parts and their numbers of rows, in their order."""
+        return sorted((each.start or 0, each.room) for each in self.inside)
 
     def of_layer(self, number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and the values of a layer, shape (1, heads, rows, size), for keys `like`
@@ -110,18 +170,22 @@ class PoolLayer(TreeLayer):  # type: ignore[no-untyped-call]
             where, end = pool.table.where, pool.table.reach
             keys.index_copy_(2, where, key_states)
             values.index_copy_(2, where, value_states)
-        else:
-            start, end = self.cache.length, self.cache.length + key_states.shape[2]
-            keys[:, :, start:end] = key_states
-            values[:, :, start:end] = value_states
-        return keys[:, :, :end], values[:, :, :end]
+            return keys[:, :, :end], values[:, :, :end]
+        first = self.cache.hold(key_states.shape[2])
+        start, end = first + self.cache.length, first + self.cache.room
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        return keys[:, :, first:end], values[:, :, first:end]
 
 
 class PoolCache(TreeCache):
-    """The cache of a sequence that computes in a pool."""
+    """The cache of a sequence that computes in a pool. Its part are `room` rows from `start` on;
+    these are its decided rows, and those of a forward that has not been settled."""
 
     def __init__(self, kinds: Sequence[tuple[str, int]], pool: Pool) -> None:
         self.pool = pool
+        self.start: int | None = None
+        self.room = 0
         self.aside: torch.Tensor | None = None
         self.numbers = iter(range(len(kinds)))
         super().__init__(kinds, pool.rows)
@@ -134,50 +198,77 @@ class PoolCache(TreeCache):
         states = self.pool.states
         return 0 if states is None else states[:, :, : self.length].numel() * states.itemsize
 
-    @contextmanager
-    def computing(self, verifying: bool) -> Iterator[None]:
-        self.enter()
-        with super().computing(verifying):
-            yield
+    def hold(self, rows: int) -> int:
+        """Have room for so many further rows; returns where the part begins."""
+        self.pool.hold({self: self.length + rows})
+        assert self.start is not None
+        return self.start
 
-    def enter(self) -> None:
-        pool = self.pool
-        if pool.owner is self:
-            return
-        if pool.owner is not None:
-            pool.owner.leave()
-        pool.owner = self
-        if self.aside is not None:
-            assert pool.states is not None
-            pool.states[:, :, : self.length] = self.aside[:, :, : self.length]
-            self.aside = None
+    def move(self, start: int, most: int) -> None:
+        """Put the rows, but no more than so many, to a free place of the pool."""
+        if count := min(self.room, most):
+            states, own = self.rows()
+            assert self.pool.states is not None
+            self.pool.states[:, :, start : start + count] = states[:, :, own : own + count]
+        self.start, self.aside = start, None
+
+    def slide(self) -> None:
+        """Move the part to the beginning of the pool, of which nothing else is taken."""
+        states, start = self.rows()
+        for at in range(0, self.room if start else 0, start or 1):
+            # No row is written that is still to be read.
+            count = min(start, self.room - at)
+            states[:, :, at : at + count] = states[:, :, start + at : start + at + count]
+        self.start = 0
+
+    def rows(self) -> tuple[torch.Tensor, int]:
+        """Where the rows are: a tensor, and the first of its rows that is one of them."""
+        states = self.pool.states if self.aside is None else self.aside
+        assert states is not None
+        return states, 0 if self.start is None else self.start
 
     def leave(self) -> None:
-        """Put the rows aside, for another owner."""
-        self.pool.owner = None
-        if self.length:
-            assert self.pool.states is not None
-            self.aside = self.pool.states[:, :, : self.length].clone()
+        """Put the rows aside, so that others have room."""
+        states, start = self.rows()
+        self.aside = states[:, :, start : start + self.room].clone()
+        self.start = None
+        self.pool.inside.remove(self)
 
     def drop(self) -> None:
-        self.length, self.aside = 0, None
-        if self.pool.owner is self:
-            self.pool.owner = None
+        if self.start is not None:
+            self.pool.inside.remove(self)
+        self.length, self.room, self.start, self.aside = 0, 0, None, None
+
+    def shorten(self, length: int, dirty: bool = False) -> None:
+        super().shorten(length, dirty)
+        self.room = length
+        if not length:
+            self.drop()
 
     def keep(self, kept: Sequence[int], rows: int) -> None:
-        states = self.pool.states
-        assert states is not None
+        states, start = self.rows()
+        first = start + self.length
         if any(row != i for i, row in enumerate(kept)):
-            source = (torch.tensor(kept) + self.length).to(states.device)
-            end = self.length + len(kept)
-            states[:, :, self.length : end] = states.index_select(2, source)
+            source = (torch.tensor(kept) + first).to(states.device)
+            states[:, :, first : first + len(kept)] = states.index_select(2, source)
         self.length += len(kept)
+        self.room = self.length
+
+    def copy(self, other: TreeCache, length: int) -> None:
+        assert isinstance(other, PoolCache)
+        start = self.hold(length)
+        states, first = other.rows()
+        assert self.pool.states is not None
+        self.pool.states[:, :, start : start + length] = states[:, :, first : first + length]
+        self.length = length
 
     def stretch(self, length: int) -> None:
-        self.enter()
-        assert self.pool.states is not None
-        self.pool.states[:, :, :length] = 0
-        self.length = length
+        self.drop()
+        if length:
+            start = self.hold(length)
+            assert self.pool.states is not None
+            self.pool.states[:, :, start : start + length] = 0
+            self.length = length
 
 
 def running_table() -> Table:

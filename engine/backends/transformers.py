@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache
 
-from engine.backends.base import BackendInfo, Filled, LogitScores, Wanted, common_prefix
+from engine.backends.base import SLICE, BackendInfo, Filled, LogitScores, Wanted, common_prefix
 from engine.backends.caches import (
     TREE_ROWS,
     Name,
@@ -164,24 +164,20 @@ class OtherForwards(Protocol):
     """Another way to compute some forwards of a model, for all of its sequences (captured.py).
     `nodes` is the size of the largest tree that it computes, None for any, and `chunk` the number
     of tokens of a prompt that it reads at a time, None for the usual one. `exact` is that of
-    BackendInfo, `at_once` that of Batching."""
+    BackendInfo; `at_once` and `slice_size` are those of Batching."""
 
     nodes: int | None
     chunk: int | None
     exact: bool
     at_once: bool
+    slice_size: int
 
     def fresh_cache(self) -> TreeCache: ...
 
-    def score(
-        self, sequence: "TransformersBackend", tree: Tree, sampling: Sampling
-    ) -> LogitScores | None:
-        """As TransformersBackend.score; None if it cannot."""
-
     def score_all(
         self, wanted: Sequence[Wanted["TransformersBackend"]]
-    ) -> list[LogitScores] | None:
-        """As TransformersBackend.score_all; None if it cannot."""
+    ) -> Sequence[LogitScores | None]:
+        """As TransformersBackend.score_all; None for a tree that it cannot compute."""
 
     def read(self, sequence: "TransformersBackend", tokens: Sequence[int]) -> bool:
         """Compute a part of a prompt; returns False if it cannot."""
@@ -261,6 +257,10 @@ class TransformersBackend(TransformersTokenizer):
         return self.captured is None or self.captured.at_once
 
     @property
+    def slice_size(self) -> int:
+        return SLICE if self.captured is None else self.captured.slice_size
+
+    @property
     def bytes(self) -> int:
         own = self.cache.bytes if self.info.can_tree else bytes_of(self.cache)
         return int(own) + (self.head.bytes if self.head else 0)
@@ -320,8 +320,7 @@ class TransformersBackend(TransformersTokenizer):
     def begin_as(self, other: "TransformersBackend", tokens: Sequence[int]) -> None:
         own, shared = (common_prefix(each.cached, tokens[:-1]) for each in (self, other))
         switches = self.recurrent or self.rotary.switches
-        pooled = isinstance(self.cache, PoolCache)
-        if shared < own + COPIED or not self.info.can_tree or switches or pooled:
+        if shared < own + COPIED or not self.info.can_tree or switches:
             return
         self.close()
         with self.emptied():
@@ -390,19 +389,8 @@ class TransformersBackend(TransformersTokenizer):
         own = None if switch is None else switch - self.offset - length
         return min((limit for limit in (own, self.chain) if limit is not None), default=None)
 
-    @torch.inference_mode()
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
-        self.begin(tree)
-        with self.emptied():
-            if self.captured is not None:
-                scores = self.captured.score(self, tree, sampling)
-                if scores is not None:
-                    return scores
-            visible = None if self.recurrent else ancestors(tree.parents)
-            logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling
-        return self.scores(logits, tree, sampling)
+        return self.score_all([Wanted(self, tree, sampling)])[0]
 
     def begin(self, tree: Tree) -> None:
         """Begin a forward over a tree."""
@@ -411,28 +399,36 @@ class TransformersBackend(TransformersTokenizer):
         if regime != self.regime:
             self.regime = MIXED if self.cached else regime
 
-    def scores(self, logits: torch.Tensor, tree: Tree, sampling: Sampling) -> LogitScores:
-        """The scores of a tree by its logits, shape (rows, vocabulary)."""
-        positions = [len(self.cached) + 1 + depth for depth in tree.depths]
-        if self.on_device:
-            return DeviceScores(logits, partial(row_of, logits), positions, sampling)
-        return LogitScores(partial(row_of, logits), positions, sampling)
-
     @torch.inference_mode()
     def score_all(self, wanted: Sequence[Wanted["TransformersBackend"]]) -> list[LogitScores]:
-        sequences = [each.sequence for each in wanted]
-        if self.captured is not None:
+        with ExitStack() as all_emptied:
             for each in wanted:
                 each.sequence.begin(each.tree)
-            with ExitStack() as all_emptied:
-                for sequence in sequences:
-                    all_emptied.enter_context(sequence.emptied())
-                scores = self.captured.score_all(wanted)
-            if scores is not None:
-                return scores
-        if self.captured is not None or not self.joins or len(wanted) == 1:
-            return [each.sequence.score(each.tree, each.sampling) for each in wanted]
-        return self.score_joined(wanted)
+                all_emptied.enter_context(each.sequence.emptied())
+            if self.captured is not None:
+                found = zip(wanted, self.captured.score_all(wanted), strict=True)
+                return [scores or each.sequence.score_alone(*each[1:]) for each, scores in found]
+            if self.joins and len(wanted) > 1:
+                return self.score_joined(wanted)
+            return [each.sequence.score_alone(*each[1:]) for each in wanted]
+
+    def score_alone(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        """Score a tree in a forward of its own."""
+        visible = None if self.recurrent else ancestors(tree.parents)
+        logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling
+        return self.scores(logits, tree, sampling)
+
+    def positions(self, tree: Tree) -> list[int]:
+        """The positions of the tokens that follow the rows of a tree."""
+        return [len(self.cached) + 1 + depth for depth in tree.depths]
+
+    def scores(self, logits: torch.Tensor, tree: Tree, sampling: Sampling) -> LogitScores:
+        """The scores of a tree by its logits, shape (rows, vocabulary)."""
+        if self.on_device:
+            return DeviceScores(logits, partial(row_of, logits), self.positions(tree), sampling)
+        return LogitScores(partial(row_of, logits), self.positions(tree), sampling)
 
     def score_joined(self, wanted: Sequence[Wanted["TransformersBackend"]]) -> list[LogitScores]:
         """Score the trees of several sequences in one forward."""
@@ -441,7 +437,6 @@ class TransformersBackend(TransformersTokenizer):
         tokens, positions, masks = [], [], []
         for each in wanted:
             sequence, tree = each.sequence, each.tree
-            sequence.begin(tree)
             start, depths = len(sequence.cached), np.asarray(tree.depths)
             tokens += tree.tokens
             positions += (depths + start + self.offset).tolist()
@@ -456,11 +451,7 @@ class TransformersBackend(TransformersTokenizer):
         for head in heads:
             head.found.clear()
         listening = next((head for head in heads if head.on), None)
-        with ExitStack() as contexts:
-            for each in wanted:
-                contexts.enter_context(each.sequence.emptied())
-            if listening is not None:
-                contexts.enter_context(listening.tapped())
+        with listening.tapped() if listening is not None else nullcontext():
             output = self.model(**inputs, use_cache=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

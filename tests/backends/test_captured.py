@@ -1,6 +1,7 @@
 """Captured forwards, here without a GPU: the same code without a recording."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -9,24 +10,28 @@ import pytest
 import torch
 
 from engine.backends import captured
+from engine.backends.base import Wanted
 from engine.backends.device_scores import DeviceScores
 from engine.backends.fused import Joined, Products
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.databases import Databases
+from engine.engine import Request
 from engine.heads import eagle3_head
 from engine.heads.captured_head import capture_head
 from engine.heads.eagle3_head import Eagle3Head
-from engine.methods import method_named
+from engine.local import Local
+from engine.methods import METHODS, method_named
 from engine.models.load_transformers import with_captured
 from engine.models.torch_heads import with_head
 from engine.settings import Generation, Sampling
+from engine.types import Message, Step
 from tests.conftest import EMBEDDED
 from tests.support.backends import load, prompt_of, save_model, tree_of
-from tests.support.lossless import Adversary, assert_lossless, events_of
+from tests.support.lossless import Adversary, assert_lossless, events_of, ids
 
 pytestmark = pytest.mark.model
-SIZES = {"TREES": (1, 4, 16), "PROMPTS": (32,), "REACH": 64}
+SIZES = {"TREES": (1, 4, 16), "PROMPTS": (32,), "REACH": 64, "UNIT": 16}
 """Fewer sizes, and a smaller reach, so that a trial takes little time on a processor."""
 ALL_SIZES = {"TREES": (1, 4, 16, 32, 64), "PROMPTS": (128, 256, 384, 512), "REACH": 512}
 FAMILIES = (
@@ -110,8 +115,8 @@ def test_a_fault_is_found_at_load(
     """Also by what is allowed in bfloat16."""
     backend, fill = models("llama-gqa"), captured.CapturedForward.fill
 
-    def wrong(self: Any, tokens: Any, *rest: Any) -> None:
-        fill(self, tokens, *rest)
+    def wrong(self: Any, first: int, tokens: Any, *rest: Any) -> None:
+        fill(self, first, tokens, *rest)
         if not self.prompt:
             fault(self.given, len(tokens))
 
@@ -172,6 +177,7 @@ def own(embedded: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured, "TREES", (1, 4, 16, 64))
         patch.setattr(captured, "PROMPTS", (96,))
+        patch.setattr(captured, "UNIT", 16)
         # On a GPU, no matrix of a head is rounded.
         patch.setattr(eagle3_head, "verifies_cheaply", lambda: False)
         info = replace(embedded.info, context_length=200)
@@ -262,3 +268,160 @@ def test_recorded_steps_of_a_head_guess_as_others_do(own: Any) -> None:
                 sequence.score(tree_of(prompt[-1]), greedy)
                 sequence.accept([1, 2])
             prompt += [*pair[0].cached[len(prompt) :], 11]
+
+
+# Several sequences in one forward
+
+
+SAMPLERS = (
+    Sampling(0.0), Sampling(0.7, seed=1), Sampling(1.0, 40, 0.9, seed=2),
+    Sampling(1.3, seed=3, min_p=0.05),
+)  # fmt: skip
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the captured forwards from now on."""
+    sizes, run = list[int](), captured.CapturedForward.run
+    monkeypatch.setattr(
+        captured.CapturedForward, "run", lambda own: (sizes.append(own.rows), run(own))[1]
+    )
+    return sizes
+
+
+def test_trees_of_several_samplers_share_a_forward(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choices are those of each alone, from the survey; no later forward changes them."""
+    monkeypatch.setattr(DeviceScores, "survey", lambda scores: pytest.fail("a second survey"))
+    wanted, expected = [], []
+    for number, sampling in enumerate(SAMPLERS):
+        prompt, sequence = prompt_of(20 + 9 * number), own.open()
+        sequence.prefill(prompt, never)
+        tree = tree_of(prompt[-1])
+        scores = sequence.score(tree, sampling)
+        expected.append([(scores.choose(row), scores.row(row).copy()) for row in range(9)])
+        wanted.append(Wanted(sequence, tree, sampling))
+    sizes = counted(monkeypatch)
+    found = own.score_all(wanted)
+    assert sizes == [64]
+    own.prefill(prompt_of(90), never)
+    own.score_all(wanted[::-1])
+    for scores, rows in zip(found, expected, strict=True):
+        for row, (token, logits) in enumerate(rows):
+            assert scores.choose(row) == token
+            assert abs(scores.row(row) - logits).max() < 1e-3
+
+
+def test_each_head_gets_the_states_of_its_own_rows(own: Any) -> None:
+    """Also where a sequence whose head does not listen has rows before them."""
+    found: list[list[Any]] = []
+    for together in (True, False):
+        wanted = []
+        for number, listens in enumerate((False, True, True)):
+            prompt, sequence = prompt_of(20 + number), own.open()
+            sequence.head.listen(listens)
+            sequence.prefill(prompt, never)
+            wanted.append(Wanted(sequence, tree_of(prompt[-1]), Sampling(0.0)))
+        for each in [wanted] if together else [[each] for each in wanted]:
+            own.score_all(each)
+            if together:
+                own.prefill(prompt_of(50), never)
+            for one in each:
+                one.sequence.accept([1, 2])
+        found.append([each.sequence.head.waiting for each in wanted])
+    assert found[0][0] == found[1][0] == []
+    for inside, alone in zip(found[0][1:], found[1][1:], strict=True):
+        assert torch.allclose(torch.cat(inside), torch.cat(alone), atol=1e-3)
+
+
+def test_what_does_not_fit_together_takes_several_forwards(
+    models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many rows, or too long texts. A tree of too many rows is computed outside."""
+    model = models("llama-gqa")
+    assert captured.capture(model) == "" and model.at_once
+    sizes = counted(monkeypatch)
+
+    def check(texts: list[list[int]], trees: list[Any]) -> list[int]:
+        sequences = [model.open() for _ in texts]
+        for sequence, text in zip(sequences, texts, strict=True):
+            sequence.prefill(text, never)
+        sizes.clear()
+        wanted = [
+            Wanted(sequence, tree, Sampling(0.0))
+            for sequence, tree in zip(sequences, trees, strict=True)
+        ]
+        for text, tree, scores in zip(texts, trees, model.score_all(wanted), strict=True):
+            for row in range(len(tree) + 1):
+                assert abs(scores.row(row) - model.alone([*text, *tree.path(row)])).max() < 1e-3
+        for sequence in sequences:
+            sequence.accept([1])
+            row = sequence.score(tree_of(9), Sampling(0.0)).row(0)
+            assert abs(row - model.alone([*sequence.cached, 9])).max() < 1e-3
+        return sizes[: -len(texts)]
+
+    short = [prompt_of(9 + number, 160) for number in range(4)]
+    chains = [tree_of(text[-1], [(3, 4, 5)[:length] for length in range(1, 4)]) for text in short]
+    assert check(short, chains) == [16]
+    assert check([*short, *short], [*chains, *chains]) == [16, 16]
+    wide = [(at,) for at in range(3, 23)]
+    trees = [tree_of(text[-1], wide if at == 1 else [(3,)]) for at, text in enumerate(short)]
+    assert check(short, trees) == [16]
+    texts = [prompt_of(72 + number, 160) for number in range(4)]
+    assert check(texts, [tree_of(text[-1], [(3,)]) for text in texts]) == [4, 4]
+
+
+def where_another_begins(given: Any, first: int, last: int) -> None:
+    given.starts[first:last] = given.starts[0]
+
+
+def at_the_place_of_another(given: Any, first: int, last: int) -> None:
+    given.places[first:last] += 1
+
+
+def after_the_text_of_another(given: Any, first: int, last: int) -> None:
+    given.lengths[first:last] = given.lengths[0]
+
+
+@pytest.mark.parametrize(
+    "fault", [where_another_begins, at_the_place_of_another, after_the_text_of_another]
+)
+def test_who_cannot_share_forwards_answers_one_after_the_other(
+    models: Callable[[str], Any], fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, fill = models("llama-gqa"), captured.CapturedForward.fill
+
+    def wrong(self: Any, first: int, tokens: Any, *rest: Any) -> None:
+        fill(self, first, tokens, *rest)
+        if first:
+            fault(self.given, first, first + len(tokens))
+
+    monkeypatch.setattr(captured.CapturedForward, "fill", wrong)
+    monkeypatch.setitem(captured.SHARES, torch.float32, captured.SHARES[torch.bfloat16])
+    assert captured.capture(backend) == "" and backend.captured is not None
+    assert not backend.at_once
+
+
+@pytest.mark.parametrize("method", ["plain", "hd", "head"])
+def test_answers_at_once_say_what_they_say_alone(own: Any, method: str) -> None:
+    """Also more text than the pool holds."""
+    texts = ("Once upon a time", "Tell me a story about a dog. " * 9, "What is a cat?")
+    requests = [
+        Request(
+            (Message("user", text),),
+            method=METHODS[method],
+            generation=Generation(sampling, max_tokens=30),
+            owner=str(number),
+        )
+        for number, (text, sampling) in enumerate(zip((*texts, *texts), SAMPLERS, strict=False))
+    ]
+    said: list[list[list[int]]] = []
+    for parallel in (1, 4):
+        with closing(Local(backend=own)) as engine:
+            engine.queue.parallel = parallel
+            streams = [engine.generate(request) for request in requests]
+            steps = [[e for e in stream if isinstance(e, Step)] for stream in streams]
+            said.append([ids(each) for each in steps])
+        beside = {step.beside for each in steps for step in each}
+        assert max(beside) == parallel - 1
+    assert said[0] == said[1] and all(said[0])

@@ -251,18 +251,38 @@ def test_norm_gate_and_rotation_are_the_librarys(kernels: Any) -> None:
 def test_the_kernels_compute_whole_models(
     kernels: Any, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton's interpreter sums up in an order that depends on the shape."""
-    gaps, gap = [], captured.largest_gap
-    monkeypatch.setattr(captured, "largest_gap", lambda *of: (gaps.append(gap(*of)), gaps[-1])[1])
+    """Also for two sequences at once. Triton's interpreter sums up in an order that depends on the
+    shape."""
+    gaps, largest, shared = list[float](), captured.largest_gap, captured.shared_gap
+    starts, run = list[set[int]](), captured.CapturedForward.run
+
+    def noted(*given: Any) -> float:
+        gaps.append(largest(*given))
+        return gaps[-1]
+
+    def noted_of_two(*given: Any) -> tuple[float, bool]:
+        gaps.append(shared(*given)[0])
+        return gaps[-1], True
+
+    def run_noted(forward: Any) -> None:
+        starts.append({*forward.given.starts.tolist()})
+        run(forward)
+
+    monkeypatch.setattr(captured, "largest_gap", noted)
+    monkeypatch.setattr(captured, "shared_gap", noted_of_two)
+    monkeypatch.setattr(captured.CapturedForward, "run", run_noted)
+    monkeypatch.setattr(kernels, "PART", 32)
     monkeypatch.setattr(captured, "kernels_for", lambda model: kernels)
     monkeypatch.setattr(captured, "same_bits", lambda *of: True)
     monkeypatch.setattr(captured, "TREES", (4,))
     monkeypatch.setattr(captured, "PROMPTS", (6,))
-    folder = save_model("qwen3", tmp_path, num_attention_heads=2, num_key_value_heads=1)
+    small = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    folder = save_model("qwen3", tmp_path, **small)
     backend = load(folder, device(), context_length=64, dtype=dtype)
-    assert captured.capture(backend) == ""
+    assert captured.capture(backend) == "" and backend.at_once
     assert backend.captured.exact == (dtype == "float16")
-    assert 0 < gaps[0] < {"float16": 0.02, "float32": 1e-5}[dtype]
+    assert {0, 32} in starts
+    assert gaps[0] > 0 and max(gaps) < {"float16": 0.02, "float32": 1e-5}[dtype]
 
 
 @pytest.mark.soak(stay=27)
@@ -283,7 +303,7 @@ def test_choices_from_a_survey_by_kernels(
     rows, positions = rows_of(kind, stream, 2_500, 3), [5, 6, 2**20]
     logits = torch.from_numpy(np.stack(rows)).to(device())
     sampling = Sampling(*sampler, seed=int(stream.integers(2**63)))
-    numbers = torch.tensor(numbers_of(sampling), device=logits.device)
+    numbers = torch.tensor(numbers_of(sampling), device=logits.device)[:, None].expand(2, 3)
     states = torch.tensor(states_of(sampling.seed, positions), device=logits.device)
     found = kernels.survey(logits, kind_of(sampling), numbers, states).cpu().numpy()
     known = survey(logits.cpu(), kind_of(sampling), numbers.cpu(), states.cpu()).numpy()
@@ -313,7 +333,8 @@ def test_odd_logits_are_left_to_the_host(kernels: Any) -> None:
     for row, value in enumerate((float("nan"), float("inf"))):
         logits[row, 1_200] = value
     logits[2] = float("-inf")
-    numbers, states = torch.tensor([0.7, float("-inf")]), torch.tensor(states_of(1, [1, 2, 3, 4]))
+    numbers = torch.tensor([0.7, float("-inf")])[:, None].expand(2, 4)
+    states = torch.tensor(states_of(1, [1, 2, 3, 4]))
     given = (each.to(device()) for each in (numbers, states))
     found = kernels.survey(logits.to(device()), "sampled", *given).cpu()
     assert found[:, 1].isfinite().tolist() == [False, False, False, True]

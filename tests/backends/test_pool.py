@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.backends.pool import Pool, PoolCache, Table
 
 pytestmark = pytest.mark.model
-LAYERS, ROOM, SEQUENCES = 2, 24, 3
+LAYERS, ROOM, UNIT, SEQUENCES = 2, 24, 4, 4
 WHICH = st.integers(0, SEQUENCES - 1)
 
 
@@ -19,81 +19,127 @@ class Pooled(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
 
-        self.pool = Pool(LAYERS, ROOM)
+        self.pool = Pool(LAYERS, ROOM, UNIT)
         self.caches = [self.opened() for _ in range(SEQUENCES)]
         self.texts: list[list[int]] = [[] for _ in range(SEQUENCES)]
-        self.pending: tuple[int, list[int]] | None = None
+        self.pending: dict[int, list[int]] = {}
+        """The rows of the last forward of a sequence, until they are accepted in part."""
         self.number = 0
 
     def opened(self):
         return PoolCache([("full_attention", 1)] * LAYERS, self.pool)
 
-    def written(self, which: int, count: int, captured: bool) -> list[int]:
-        """A forward over new rows, each of which is a number; returns them."""
-        cache = self.caches[which]
-        rows = list(range(self.number, self.number + count))
+    def drawn(self, which: int, count: int) -> list[int]:
+        """Rows of a new forward."""
+        if self.pending.pop(which, None):
+            self.caches[which].shorten(len(self.texts[which]), dirty=True)
         self.number += count
+        self.pending[which] = list(range(self.number - count, self.number))
+        return self.pending[which]
+
+    @rule(which=WHICH, count=st.integers(1, 6))
+    def forward_outside(self, which: int, count: int) -> None:
+        cache, text = self.caches[which], self.texts[which]
+        if len(text) + count > ROOM:
+            return
+        rows = self.drawn(which, count)
         states = torch.tensor(rows, dtype=torch.float32)[None, None, :, None]
         with cache.computing(verifying=True):
-            if captured:
-                lengths = torch.full((count,), cache.length)
-                starts, places = torch.zeros(count, dtype=torch.int64), torch.arange(count)
-                self.pool.table = Table(starts, lengths, places, None, ROOM)
             for number, layer in enumerate(cache.layers):
                 keys, values = layer.update(states + number, -states)
-                end = cache.length + count
-                assert keys[0, 0, :end, 0].tolist() == [
-                    row + number for row in (*self.texts[which], *rows)
-                ]
-                assert values[0, 0, cache.length : end, 0].tolist() == [-row for row in rows]
-            self.pool.table = None
-        return rows
+                assert keys[0, 0, :, 0].tolist() == [row + number for row in (*text, *rows)]
+                assert values[0, 0, cache.length :, 0].tolist() == [-row for row in rows]
 
-    @rule(which=WHICH, count=st.integers(1, 6), captured=st.booleans())
-    def forward(self, which: int, count: int, captured: bool) -> None:
-        if len(self.texts[which]) + count <= ROOM:
-            self.pending = which, self.written(which, count, captured)
+    @rule(counts=st.dictionaries(WHICH, st.integers(1, 6), min_size=1), padding=st.integers(0, 3))
+    def captured_forward(self, counts: dict[int, int], padding: int) -> None:
+        """Over rows of several sequences, and some of padding."""
+        rooms = [len(self.texts[which]) + count for which, count in counts.items()]
+        rooms[-1] += padding
+        if not self.pool.fits(rooms):
+            return
+        new = [row for which, count in counts.items() for row in self.drawn(which, count)]
+        caches = [self.caches[which] for which in counts]
+        self.pool.hold(dict(zip(caches, rooms, strict=True)))
+        table = [
+            (cache.start, cache.length, place)
+            for cache, room in zip(caches, rooms, strict=True)
+            for place in range(room - cache.length)
+        ]
+        self.pool.table = Table(*torch.tensor(table).T, None, ROOM)
+        states = torch.tensor(new + [-1] * padding, dtype=torch.float32)[None, None, :, None]
+        with caches[0].computing(verifying=True):
+            for number, layer in enumerate(caches[0].layers):
+                keys, _ = layer.update(states + number, -states)
+                for which, cache in zip(counts, caches, strict=True):
+                    rows = [row + number for row in (*self.texts[which], *self.pending[which])]
+                    assert keys[0, 0, cache.start :, 0].tolist()[: len(rows)] == rows
+        self.pool.table = None
 
     @precondition(lambda self: self.pending)
     @rule(draw=st.data())
     def accept(self, draw: st.DataObject) -> None:
-        assert self.pending is not None
-        which, rows = self.pending
+        """Also if others have computed since, and the rows were put aside."""
+        which = draw.draw(st.sampled_from(sorted(self.pending)))
+        rows = self.pending.pop(which)
         some = (
             st.lists(st.sampled_from(range(1, len(rows))), unique=True) if rows[1:] else st.just([])
         )
         kept = [0, *sorted(draw.draw(some))]
         self.caches[which].keep(kept, len(rows))
         self.texts[which] += [rows[at] for at in kept]
-        self.pending = None
+
+    @precondition(lambda self: self.pending)
+    @rule()
+    def accept_all(self) -> None:
+        for which, rows in self.pending.items():
+            self.caches[which].keep(range(len(rows)), len(rows))
+            self.texts[which] += rows
+        self.pending.clear()
 
     @rule(which=WHICH, share=st.floats(0, 1))
     def shorten(self, which: int, share: float) -> None:
         length = int(share * len(self.texts[which]))
         self.caches[which].shorten(length, dirty=True)
         del self.texts[which][length:]
-        self.pending = None
+        self.pending.pop(which, None)
+
+    @rule(which=WHICH, other=WHICH, less=st.integers(0, 3))
+    def copy(self, which: int, other: int, less: int) -> None:
+        length = len(self.texts[other]) - less
+        if length > 0 and which != other:
+            self.close(which)
+            self.caches[which].copy(self.caches[other], length)
+            self.texts[which] = self.texts[other][:length]
 
     @rule(which=WHICH)
     def close(self, which: int) -> None:
         self.caches[which].drop()
         self.caches[which], self.texts[which] = self.opened(), []
-        self.pending = None
+        self.pending.pop(which, None)
 
     @invariant()
     def each_has_its_rows(self) -> None:
-        for cache, text in zip(self.caches, self.texts, strict=True):
+        for which, (cache, text) in enumerate(zip(self.caches, self.texts, strict=True)):
             assert cache.length == len(text) == cache.get_seq_length()
             assert cache.bytes == 0 if not text else cache.bytes == 2 * LAYERS * 4 * len(text)
-            if text:
-                states = self.pool.states if self.pool.owner is cache else cache.aside
-                assert states is not None
-                assert states[0, 0, : len(text), 0].tolist() == text
-                assert states[-1, 0, : len(text), 0].tolist() == [-row for row in text]
+            assert (cache.start is not None) == (cache in self.pool.inside)
+            rows = [*text, *self.pending.get(which, [])]
+            if rows:
+                states, start = cache.rows()
+                assert states[0, 0, start:, 0].tolist()[: len(rows)] == rows
+                assert states[-1, 0, start:, 0].tolist()[: len(rows)] == [-row for row in rows]
+
+    @invariant()
+    def parts_are_apart(self) -> None:
+        end = 0
+        for start, room in self.pool.parts():
+            assert start % UNIT == 0 and start >= end and room > 0
+            end = start + room
+        assert end <= ROOM
 
 
 Pooled.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, derandomize=True
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
 )
 TestPooled = Pooled.TestCase
 

@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from engine.backends.base import BackendInfo, Filled, LogitScores, Wanted, common_prefix
+from engine.backends.base import SLICE, BackendInfo, Filled, LogitScores, Wanted, common_prefix
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
@@ -128,7 +128,7 @@ class ToyBackend:
     """
 
     unread = 0
-    at_once = True
+    at_once, slice_size = True, SLICE
     special = SpecialTokens({name: token for token, name in SPECIAL.items()})
 
     def __init__(
