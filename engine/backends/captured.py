@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, count, pairwise, takewhile
 from random import Random
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +40,8 @@ from engine.backends.device_scores import (
     states_of,
     survey,
 )
-from engine.backends.fused import Products, fused, join, kernels_for
-from engine.backends.pool import Pool, PoolCache, Table
+from engine.backends.fused import OwnForwards, Products, fused, join, kernels_for
+from engine.backends.pool import Pool, PoolCache, Table, first_seen
 from engine.backends.transformers import TransformersBackend, ancestors, row_of
 from engine.errors import first_line
 from engine.heads.eagle3 import tapped
@@ -231,7 +232,8 @@ class CapturedForward(Recorded):
         sequence."""
         given, last = self.given, first + len(tokens)
         given.tokens[first:last] = tokens
-        given.positions[first:last] = np.asarray(depths) + length
+        given.positions[first:] = length
+        given.positions[first:last] += np.asarray(depths)
         given.starts[first:], given.lengths[first:] = start, length
         given.places[first:] = self.numbers[: self.rows - first]
         self.end = max(self.end if first else 0, start + length + self.rows - first)
@@ -260,7 +262,7 @@ class CapturedForward(Recorded):
     def compute(self, reach: int) -> None:
         given, model, found = self.inputs, self.model, list[torch.Tensor]()
         table = Table(given.starts, given.lengths, given.places, given.visible, reach)
-        table = table.with_paths() if model.kernels else table
+        table = model.for_kernels(table, given.positions) if model.kernels else table
         with model.computing(table) as forward, tapped(model.taps, found):
             output = forward(
                 input_ids=given.tokens[None],
@@ -291,14 +293,13 @@ class CapturedModel:
     slice_size = SLICE
     exact = at_once = False
 
-    def __init__(self, backend: TransformersBackend) -> None:
+    def __init__(self, backend: TransformersBackend, kernels: ModuleType | None) -> None:
         assert backend.kinds is not None
         self.sequence, self.model, self.layers = backend, backend.model, backend.kinds
         rows = backend.info.context_length + TREE_ROWS
         self.joined = join(self.model, self.model.device)
-        # The kernels' attention sees the whole text.
-        short = any(span < backend.info.context_length for span in backend.spans.values())
-        self.kernels = None if short else kernels_for(self.model)
+        self.kernels = kernels
+        self.own = None if kernels is None else OwnForwards(self.model, kernels)
         unit = UNIT if self.kernels is None else self.kernels.part_of(rows)
         self.pool = Pool(len(self.layers), rows, unit)
         self.products = Products(self.kernels, self.model.dtype)
@@ -328,7 +329,7 @@ class CapturedModel:
     def computing(self, table: Table) -> Iterator[Callable[..., Any]]:
         """The model, to be called with the rows of a table."""
         cache: PoolCache = self.sequence.cache
-        own = fused(self.model, self.joined, self.products, self.kernels)
+        own = fused(self.model, self.joined, self.products, self.own)
         with cache.computing(verifying=True), own:
             self.pool.table = table
             try:
@@ -343,6 +344,14 @@ class CapturedModel:
         kinds = self.sequence.layer_kinds
         found = {kind: table.mask(dtype, positions, kind, spans.get(kind, 0)) for kind in kinds}
         return found if len(found) > 1 else found[kinds[0]]
+
+    def for_kernels(self, table: Table, positions: torch.Tensor) -> Table:
+        config, sequence = self.model.config.get_text_config(), self.sequence
+        # A model that does not name its layers has layers of one kind.
+        kinds = getattr(config, "layer_types", None) or sequence.layer_kinds * len(self.layers)
+        spans = sequence.spans
+        lows = {kind: first_seen(positions, kind, spans.get(kind, 0)) for kind in set(kinds)}
+        return table.with_paths()._replace(lows=[lows[kind] for kind in kinds])
 
     def forward(self, rows: int) -> CapturedForward | None:
         """The smallest forward over so many rows; None if all are smaller."""
@@ -444,19 +453,21 @@ def capture(backend: TransformersBackend) -> str:
     problem = obstacle(backend)
     if problem:
         return problem
-    problem = tried(backend)
-    if problem:
-        backend.captured = None
-    backend.close()
-    if problem:
-        gc.collect()  # frees the pool and the recordings, which refer to each other
+    for kernels in dict.fromkeys((kernels_for(backend.model), None)):
+        problem = tried(backend, kernels)
+        if problem:
+            backend.captured = None
+        backend.close()
+        gc.collect()  # frees a failed pool and its recordings, which refer to each other
+        if not problem:
+            break
     return problem
 
 
-def tried(backend: TransformersBackend) -> str:
+def tried(backend: TransformersBackend, kernels: ModuleType | None) -> str:
     """What is wrong with captured forwards of a model, "" for nothing."""
     try:
-        backend.captured = model = CapturedModel(backend)
+        backend.captured = model = CapturedModel(backend, kernels)
         backend.close()
         read_some(backend, min(TRIED, backend.info.context_length // 2))
         model.record()

@@ -2,10 +2,10 @@
 
 The products of one input with several matrices become one product: query, key and value, and the
 gate with what it multiplies. The matrices are put behind each other once; the model's own weights
-become views of them, so nothing is held twice. On a GPU with Triton, norms, rotary embeddings and
-gates of the families in FUSED are one kernel each, attention reads the pool, and with weights of 16
-bits a row has the same bits in products of all sizes (kernels.py). Modules of other families stay
-as they are.
+become views of them, so nothing is held twice. On a GPU with Triton attention reads the pool, and
+with weights of 16 bits a row has the same bits in products of all sizes (kernels.py). Norms, rotary
+embeddings and gates are one kernel each where they compute what those of Llama do, which is tried
+with random numbers; others stay as they are.
 
 `fused` replaces the forwards of a model only while it is entered. A recording keeps what was
 computed then, so forwards outside remain the library's.
@@ -14,8 +14,10 @@ computed then, so forwards outside remain the library's.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -26,40 +28,57 @@ from transformers import AttentionInterface
 from engine.backends.pool import running_table
 from engine.backends.rounded import FewBits, RoundedLinear, give_back, multiply, settle
 
-FUSED = {"llama", "mistral", "qwen2", "qwen3"}
-"""The families whose norms, rotary embeddings and gates are those of kernels.py."""
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """The names of projections with the same input."""
+HEAD_SIZES = (16, 32, 64, 128, 256)
+"""The sizes of heads that the attention of kernels.py knows."""
+KNOWN = ("position_ids", "cache_position")
+"""Tensors that layers pass to attention, but that mean nothing to it."""
+NEAR = 0.01
+"""How far what a kernel computes may be from what a module does, as a share of its norm."""
 SEGMENT = 10 << 20
 """The bytes of a tensor from which on torch gives it a segment of its own in a GPU's memory."""
 TREE = "strata_tree"
 """The name of this attention in the library."""
+GATE = ("gate_proj", "up_proj", "down_proj", "act_fn")
+"""The parts of a gate."""
+ROTATION = "apply_rotary_pos_emb"
+"""The name of the library's rotary embedding in the file of an architecture."""
 
 
 def kernels_for(model: Any) -> ModuleType | None:
-    """The module with the kernels, None if they do not suit the model or the machine."""
-    config = model.config.get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    suits = config.model_type in FUSED and size >= 16 and size & (size - 1) == 0
+    """The module with the kernels, None if they do not suit the model or the machine. What else is
+    special about its attention shows when they are tried."""
+    sizes = {getattr(each, "head_dim", 0) for each in model.modules() if is_attention(each)}
+    suits = all(size in HEAD_SIZES for size in sizes) and sizes
     if not suits or model.device.type != "cuda" or find_spec("triton") is None:
         return None
     return import_module("engine.backends.kernels")
 
 
+def is_attention(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
+
+
 def attend(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float,
+    scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a captured forward, in the form of the library's attention functions."""
+    """Attention of a captured forward, in the form of the library's attention functions. Raises
+    ValueError if the layer asks for more than that."""
+    for name, other in others.items():
+        special = name == "softcap" or (torch.is_tensor(other) and name not in KNOWN)
+        if special and other is not None:
+            raise ValueError(f"its attention has {name}")
     kernels = import_module("engine.backends.kernels")
-    table = running_table()
-    seen = table.starts, table.lengths, table.places, table.paths
-    return kernels.tree_attention(query, key, value, *seen, scaling), None
+    table, scale = running_table(), scaling or query.shape[-1] ** -0.5
+    seen = table.starts, table.lengths, table.places, table.lows[module.layer_idx], table.paths
+    return kernels.tree_attention(query, key, value, *seen, scale), None
 
 
 AttentionInterface.register(TREE, attend)
@@ -209,9 +228,10 @@ def close_gaps(model: Any, device: torch.device) -> None:
 
 @contextmanager
 def fused(
-    model: Any, joined: list[Joined], products: Products, kernels: ModuleType | None
+    model: Any, joined: list[Joined], products: Products, own: "OwnForwards | None"
 ) -> Iterator[None]:
-    """Compute forwards of a model in this block with fewer operations."""
+    """Compute forwards of a model in this block with fewer operations, and with kernels if there
+    are `own` forwards."""
     with ExitStack() as undo:
         if products.kernels is not None:
             for module in model.modules():
@@ -221,12 +241,15 @@ def fused(
             undo.callback(group.forget)
             for part, forward in group.forwards(products):
                 replace(undo, part, forward)
-        if kernels is not None:
+        if own is not None:
             attention = model.config._attn_implementation
             model.set_attn_implementation(TREE)
             undo.callback(model.set_attn_implementation, attention)
-            for module in model.modules():
-                replace_by_kernels(undo, module, kernels)
+            for module, forward in own.modules:
+                replace(undo, module, forward)
+            for library, rotate in own.rotations:
+                undo.callback(setattr, library, ROTATION, getattr(library, ROTATION))
+                setattr(library, ROTATION, rotate)
         yield
 
 
@@ -241,19 +264,83 @@ def replace(undo: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> 
     module.forward = forward
 
 
-def replace_by_kernels(undo: ExitStack, module: nn.Module, kernels: ModuleType) -> None:
-    kind = type(module).__name__
-    own: Any = module
-    if kind.endswith("RMSNorm"):
-        replace(undo, module, lambda x: kernels.rms_norm(x, own.weight, own.variance_epsilon))
-    elif kind.endswith("MLP"):
-        replace(
-            undo,
-            module,
-            lambda x: own.down_proj(kernels.silu_times(own.gate_proj(x), own.up_proj(x))),
-        )
-    elif kind.endswith("Attention"):
-        library = sys.modules[type(module).__module__]
-        if library.apply_rotary_pos_emb is not kernels.rotate:
-            undo.callback(setattr, library, "apply_rotary_pos_emb", library.apply_rotary_pos_emb)
-            library.apply_rotary_pos_emb = kernels.rotate  # type: ignore[attr-defined]
+class OwnForwards:
+    """The forwards by kernels of the `modules` of a model, and the functions that take the place of
+    the `rotations` in the library's files. Modules of one class are tried once."""
+
+    def __init__(self, model: Any, kernels: ModuleType) -> None:
+        self.kernels, self.like = kernels, next(model.parameters())
+        self.modules: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self.rotations: list[tuple[ModuleType, Callable[..., Any]]] = []
+        suits: dict[type[nn.Module], bool] = {}
+        layers = [each for each in model.modules() if is_attention(each)]
+        libraries = {each.__module__: sys.modules[each.__module__] for each in map(type, layers)}
+        with torch.inference_mode():
+            for module in model.modules():
+                kind = type(module)
+                if kind.__name__.endswith("RMSNorm"):
+                    suits[kind] = suits[kind] if kind in suits else self.is_norm(module)
+                    self.modules += [(module, self.norm(module))] if suits[kind] else []
+                elif kind.__name__.endswith("MLP"):
+                    suits[kind] = suits[kind] if kind in suits else self.is_gate(module)
+                    self.modules += [(module, self.gate(module))] if suits[kind] else []
+            for library in libraries.values():
+                if self.rotates(library, getattr(layers[0], "head_dim", 0)):
+                    self.rotations.append((library, self.rotation(library)))
+
+    def norm(self, module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        eps = getattr(module, "variance_epsilon", None) or module.eps
+        return lambda states: self.kernels.rms_norm(states, module.weight, eps)
+
+    def gate(self, module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        multiply = self.kernels.silu_times
+        return lambda x: module.down_proj(multiply(module.gate_proj(x), module.up_proj(x)))
+
+    def rotation(self, library: Any) -> Callable[..., Any]:
+        inner = getattr(library, ROTATION)
+
+        def rotate(queries: Any, keys: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
+            rows, size = queries.shape[-2:]
+            if rest or named or queries.ndim != 4 or cos.shape != (1, rows, size):
+                return inner(queries, keys, cos, sin, *rest, **named)
+            return self.kernels.rotate(queries, keys, cos, sin)
+
+        return rotate
+
+    def is_norm(self, module: Any) -> bool:
+        """Tried with other weights: those of Gemma are one less, which is little beside large
+        ones."""
+        if not (hasattr(module, "variance_epsilon") or hasattr(module, "eps")):
+            return False
+        other = deepcopy(module)
+        other.weight.data = random_like(self.like, *module.weight.shape)
+        states = random_like(self.like, 1, 4, len(module.weight))
+        return near(self.norm(other)(states), other(states))
+
+    def is_gate(self, module: Any) -> bool:
+        if not all(hasattr(module, name) for name in GATE):
+            return False
+        curve = torch.linspace(-5, 5, 99, device=self.like.device)
+        states = random_like(self.like, 1, 4, module.gate_proj.in_features)
+        silu = near(nn.functional.silu(curve), module.act_fn(curve))
+        return silu and near(self.gate(module)(states), module(states))
+
+    def rotates(self, library: ModuleType, size: int) -> bool:
+        inner = getattr(library, ROTATION, None)
+        angles = [random_like(self.like, 1, 3, size // 2).repeat(1, 1, 2) for _ in range(2)]
+        states = [random_like(self.like, 1, heads, 3, size) for heads in (4, 2)]
+        if not size or inner is None or len(signature(inner).parameters) < 4:
+            return False
+        found = self.kernels.rotate(*states, *angles)
+        return all(map(near, found, inner(*states, *angles)))
+
+
+def random_like(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(len(shape))
+    return torch.randn(shape, generator=draw).to(like.device, like.dtype)
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    return bool((found - wanted).float().norm() <= NEAR * wanted.float().norm())

@@ -368,12 +368,13 @@ def text_at(
 
 @jit
 def attend_part(
-    queries, keys, values, starts, lengths, sums, peaks, masses, scale, rows, group,
+    queries, keys, values, starts, lengths, lows, sums, peaks, masses, scale, rows, group,
     query_head, query_row, key_head, key_row, value_head, value_row,
     precision: constexpr, wide: constexpr, block: constexpr, part: constexpr, size: constexpr,
     parts: constexpr,
 ) -> None:  # fmt: skip
-    """The sums over the cached blocks of one part, for `wide` pairs of a query head and a row."""
+    """The sums over the cached blocks of one part, for `wide` pairs of a query head and a row. They
+    are not computed where none of these sees a position."""
     shared = tl.program_id(0)
     number = tl.program_id(1)
     pair = tl.program_id(2) * wide + tl.arange(0, wide)
@@ -382,9 +383,10 @@ def attend_part(
     head = shared * group + pair // rows
     start = tl.load(starts + row).to(tl.int32)
     cached = start + tl.load(lengths + row).to(tl.int32) // block * block
+    low = start + tl.load(lows + row).to(tl.int32)
     begin = number * part
     end = tl.minimum(begin + part, tl.max(cached, 0))
-    if begin < end:
+    if (begin < end) & (tl.min(low, 0) < end):
         d = tl.arange(0, size)
         q = tl.load(
             queries + head[:, None] * query_head + row[:, None] * query_row + d[None, :],
@@ -397,7 +399,7 @@ def attend_part(
             n_wide = n.to(tl.int64)
             k = tl.load(keys + shared * key_head + n_wide[None, :] * key_row + d[:, None])
             v = tl.load(values + shared * value_head + n_wide[:, None] * value_row + d[None, :])
-            sees = (n[None, :] >= start[:, None]) & (n[None, :] < cached[:, None])
+            sees = (n[None, :] >= low[:, None]) & (n[None, :] < cached[:, None])
             peak, mass, total = absorb(peak, mass, total, q, k, v, sees, scale, precision)
         to = (head * rows + row) * parts + number
         tl.store(peaks + to, peak, mask=used)
@@ -407,7 +409,7 @@ def attend_part(
 
 @jit
 def attend_rest(
-    queries, keys, values, starts, lengths, places, paths, counts, sums, peaks, masses, out,
+    queries, keys, values, starts, lengths, lows, places, paths, counts, sums, peaks, masses, out,
     scale, rows, heads, group,
     query_head, query_row, key_head, key_row, value_head, value_row,
     precision: constexpr, wide: constexpr, block: constexpr, part: constexpr, size: constexpr,
@@ -421,6 +423,7 @@ def attend_rest(
     head = shared * group + member
     start = tl.load(starts + row).to(tl.int32)
     length = tl.load(lengths + row).to(tl.int32)
+    low = tl.load(lows + row).to(tl.int32)
     end = length + tl.load(counts + row).to(tl.int32)
     cached = length // block * block
     full = length // part
@@ -432,7 +435,7 @@ def attend_rest(
         other=0.0,
     )
     peak, mass, total = nothing(wide, size)
-    for begin in range(0, full, TOGETHER):
+    for begin in range(low // part, full, TOGETHER):
         # Unrolled, so that some parts are read while others are added up.
         for more in tl.static_range(TOGETHER):
             number = begin + more
@@ -440,13 +443,14 @@ def attend_rest(
                 sums, peaks, masses, first + number, used & (number < full), wide, size
             )
             peak, mass, total = fold(peak, mass, total, own_peak, own_mass, own_total, scale)
-    for begin in range(full * part, end, part):
+    for begin in range(tl.maximum(full, low // part) * part, end, part):
+        known = tl.maximum(begin, low) < cached
         own_peak, own_mass, own_total = part_sums(
-            sums, peaks, masses, first + begin // part, used & (begin < cached), wide, size
+            sums, peaks, masses, first + begin // part, used & known, wide, size
         )
         for at in range(tl.maximum(begin, cached), tl.minimum(begin + part, end), block):
             position = at + tl.arange(0, block)
-            seen = position < end
+            seen = (position >= low) & (position < end)
             drafted = seen & (position >= length)
             other = tl.load(paths + row * rows + position - length, mask=drafted, other=0)
             place = tl.load(places + other, mask=drafted, other=0).to(tl.int32)
@@ -465,7 +469,7 @@ def attend_rest(
 
 @jit
 def attend_prompt(
-    queries, keys, values, starts, lengths, places, out, scale, rows, heads, group,
+    queries, keys, values, starts, lengths, lows, places, out, scale, rows, heads, group,
     query_head, query_row, key_head, key_row, value_head, value_row,
     precision: constexpr, wide: constexpr, block: constexpr, part: constexpr, size: constexpr,
 ) -> None:  # fmt: skip
@@ -478,6 +482,8 @@ def attend_prompt(
     head = shared * group + pair % group
     start = tl.load(starts + row).to(tl.int32)
     last = start + (tl.load(lengths + row) + tl.load(places + row)).to(tl.int32)
+    low = tl.load(lows + row).to(tl.int32)
+    first = tl.min(start + low // part * part, 0)
     end = tl.max(last, 0) + 1
     d = tl.arange(0, size)
     q = tl.load(
@@ -486,7 +492,7 @@ def attend_prompt(
         other=0.0,
     )
     peak, mass, total = nothing(wide, size)
-    for begin in range(tl.min(start, 0), end, part):
+    for begin in range(first, end, part):
         own_peak, own_mass, own_total = nothing(wide, size)
         for at in range(begin, tl.minimum(begin + part, end), block):
             n = at + tl.arange(0, block)
@@ -496,7 +502,7 @@ def attend_prompt(
                 keys, values, shared, n_wide, inside,
                 key_head, key_row, value_head, value_row, size,
             )  # fmt: skip
-            sees = (n[None, :] >= start[:, None]) & (n[None, :] <= last[:, None])
+            sees = (n[None, :] >= (start + low)[:, None]) & (n[None, :] <= last[:, None])
             own_peak, own_mass, own_total = absorb(
                 own_peak, own_mass, own_total, q, k, v, sees, scale, precision
             )
@@ -518,6 +524,7 @@ def tree_attention(
     starts: torch.Tensor,
     lengths: torch.Tensor,
     places: torch.Tensor,
+    lows: torch.Tensor,
     paths: tuple[torch.Tensor, torch.Tensor] | None,
     scale: float,
 ) -> torch.Tensor:
@@ -525,8 +532,9 @@ def tree_attention(
 
     `queries` have shape (1, heads, rows, size), the pool's `keys` and `values` (1, key heads, rows
     of the pool, size); `size` is a power of two, from 16 on. `starts`, `lengths` and `places` are
-    whole numbers of shape (rows,), as in Table; `starts` are multiples of `part_of`. `paths` are
-    those of Table; without them the rows are a prompt, in which a row sees all up to its own.
+    whole numbers of shape (rows,), as in Table; `starts` are multiples of `part_of`. `lows` are the
+    first positions of the text that the rows see, none of them after a row's own. `paths` are those
+    of Table; without them the rows are a prompt, in which a row sees what is between.
     """
     _, heads, rows, size = queries.shape
     shared = keys.shape[1]
@@ -545,7 +553,7 @@ def tree_attention(
     ahead = 3 if size * keys.itemsize <= 256 else 1
     if paths is None:
         attend_prompt[shared, triton.cdiv(pairs, wide)](
-            queries, keys, values, starts, lengths, places, out, scale, rows, heads, group,
+            queries, keys, values, starts, lengths, lows, places, out, scale, rows, heads, group,
             *strides, wide=wide, num_warps=8 if size > 64 else 4, num_stages=min(2, ahead), **shape,
         )  # fmt: skip
         return out
@@ -553,11 +561,11 @@ def tree_attention(
     sums = torch.empty((heads, rows, parts, size), dtype=torch.float32, device=queries.device)
     peaks, masses = torch.empty_like(sums[..., 0]), torch.empty_like(sums[..., 0])
     attend_part[shared, parts, triton.cdiv(pairs, wide)](
-        queries, keys, values, starts, lengths, sums, peaks, masses, scale, rows, group,
+        queries, keys, values, starts, lengths, lows, sums, peaks, masses, scale, rows, group,
         *strides, wide=wide, parts=parts, num_warps=4, num_stages=ahead, **shape,
     )  # fmt: skip
     attend_rest[shared, rows](
-        queries, keys, values, starts, lengths, places, *paths, sums, peaks, masses, out,
+        queries, keys, values, starts, lengths, lows, places, *paths, sums, peaks, masses, out,
         scale, rows, heads, group,
         *strides, wide=max(16, triton.next_power_of_2(group)), parts=parts,
         num_warps=2, num_stages=min(2, ahead), **shape,

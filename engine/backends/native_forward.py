@@ -21,7 +21,6 @@ import torch
 from engine.backends.base import SLICE, LogitScores, Wanted
 from engine.backends.caches import TREE_ROWS, TreeCache
 from engine.backends.captured import chain, path_to, random_tree
-from engine.backends.fused import FUSED
 from engine.backends.quantised import PackedLinear
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
@@ -30,8 +29,8 @@ from engine.native import core, has_tiles
 from engine.settings import Sampling
 from engine.tree import Tree
 
-CLASSES = {f"{name.title()}ForCausalLM" for name in FUSED}
-CLASSES |= {"MixtralForCausalLM", "Qwen3MoeForCausalLM"}
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe")
+CLASSES = {f"{name}ForCausalLM" for name in FAMILIES}
 HEAD_SIZES = (32, 64, 128, 256)
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHUNK = 64

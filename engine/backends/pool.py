@@ -22,9 +22,10 @@ class Table(NamedTuple):
 
     The sequence of a row has `lengths` cached tokens from the row `starts` of the pool on. The row
     itself is written at its place after them. It sees the rows where `visible` is not 0; without
-    `visible`, those of its sequence up to its own place. `paths` are the same rows, as the kernels
-    read them: for each row those that it sees, in the order of the text, and their number. `reach`
-    is the end of the pool that is read.
+    `visible`, those of its sequence up to its own place. `reach` is the end of the pool that is
+    read. The kernels read the same in other forms: `paths` are for each row those that it sees, in
+    the order of the text, and their number; `lows` are for each layer the first positions of the
+    text that the rows see.
     """
 
     starts: torch.Tensor
@@ -33,6 +34,7 @@ class Table(NamedTuple):
     visible: torch.Tensor | None
     reach: int
     paths: tuple[torch.Tensor, torch.Tensor] | None = None
+    lows: Sequence[torch.Tensor] = ()
 
     def with_paths(self) -> "Table":
         if self.visible is None:
@@ -48,8 +50,7 @@ class Table(NamedTuple):
         self, dtype: torch.dtype, positions: torch.Tensor, kind: str, span: int
     ) -> torch.Tensor:
         """The additive mask of the library's attention, shape (1, 1, rows, reach), for rows at some
-        positions. A layer of sliding attention sees the last `span` positions, and one of chunked
-        attention those of the same part of `span` positions."""
+        positions and a kind of layer, see `first_seen`."""
         rows = len(self.places)
         found = torch.arange(self.reach, device=self.places.device) - self.starts[:, None]
         after = found - self.lengths[:, None]
@@ -62,12 +63,17 @@ class Table(NamedTuple):
             other = other.clamp(0, rows - 1)
             seen &= (after < 0) | (drafted & (self.visible.gather(1, other) != 0))
             found = torch.where(drafted, positions[other], found)
-        if kind == "sliding_attention":
-            seen &= found > positions[:, None] - span
-        elif kind == "chunked_attention":
-            seen &= found // span == positions[:, None] // span
+        seen &= found >= first_seen(positions, kind, span)[:, None]
         mask = torch.zeros((1, 1, rows, self.reach), dtype=dtype, device=after.device)
         return mask.masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def first_seen(positions: torch.Tensor, kind: str, span: int) -> torch.Tensor:
+    """The first positions that rows at some positions see: of the last `span` in a layer of sliding
+    attention, and of the same part of `span` in one of chunked attention."""
+    if kind == "sliding_attention":
+        return (positions - span + 1).clamp_min(0)
+    return positions // span * span if kind == "chunked_attention" else torch.zeros_like(positions)
 
 
 class Pool:

@@ -22,7 +22,8 @@ from engine.backends.device_scores import (
     states_of,
     survey,
 )
-from engine.backends.pool import Table
+from engine.backends.fused import OwnForwards
+from engine.backends.pool import Table, first_seen
 from engine.backends.rounded import FewBits, few_bits, rounded
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -55,7 +56,9 @@ def off(found: Any, wanted: Any) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-def reference(queries: Any, keys: Any, values: Any, table: Any, visible: Any, scale: float) -> Any:
+def reference(
+    queries: Any, keys: Any, values: Any, table: Any, visible: Any, scale: float, low: Any
+) -> Any:
     """Row by row, over the tokens that it sees, in float64."""
     starts, lengths, places = table.tolist()
     _, heads, rows, size = queries.shape
@@ -68,6 +71,7 @@ def reference(queries: Any, keys: Any, values: Any, table: Any, visible: Any, sc
                 places[other] <= place if visible is None else visible[row, other]
             ):
                 seen.append(start + length + places[other])
+        seen = seen[int(low[row]) :]
         for head in range(heads):
             key, value = (each[0, head // group, seen].double().cpu() for each in (keys, values))
             weights = (key @ queries[0, head, row].double().cpu() * scale).softmax(0)
@@ -99,10 +103,22 @@ def paths_of(table: Any, visible: Any) -> Any:
     return Table(*table, visible, 0).with_paths().paths
 
 
-@pytest.mark.soak(stay=4)
+KINDS_OF_LAYERS = {
+    "full": ("full_attention", 0),
+    "sliding": ("sliding_attention", 40),
+    "sliding, few": ("sliding_attention", 3),
+    "chunked": ("chunked_attention", 48),
+}
+
+
+@pytest.mark.soak(stay=8)
+@pytest.mark.parametrize("layer", KINDS_OF_LAYERS)
 @pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_attends_to_its_text_and_its_ancestors(kernels: Any, name: str, prompt: bool) -> None:
+def test_a_row_attends_to_its_text_and_its_ancestors(
+    kernels: Any, name: str, prompt: bool, layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to nothing that was not computed."""
     queries, keys, values, table = case(name)
     rows = queries.shape[2]
     visible = None
@@ -113,21 +129,32 @@ def test_a_row_attends_to_its_text_and_its_ancestors(kernels: Any, name: str, pr
             (drawn_rows.tril() | torch.eye(rows, dtype=torch.bool).to(device())) & of_one
         ).long()
     paths = paths_of(table, visible)
-    found = kernels.tree_attention(queries, keys, values, *table, paths, 0.3)
-    assert off(found, reference(queries, keys, values, table, visible, 0.3)) < 1e-5
+    positions = table[1] + (table[2] if visible is None else visible.sum(dim=1) - 1)
+    low = first_seen(positions, *KINDS_OF_LAYERS[layer])
+    nan = float("nan")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda shape, **how: torch.full(shape, nan, **how))
+        patch.setattr(torch, "empty_like", lambda like: torch.full_like(like, nan))
+        found = kernels.tree_attention(queries, keys, values, *table, low, paths, 0.3)
+    wanted = reference(queries, keys, values, table, visible, 0.3, low)
+    assert off(found, wanted) < 1e-5
 
 
 def test_nothing_else_is_read(kernels: Any) -> None:
     """Neither rows of the pool that a row does not see, nor rows that were not drafted."""
     queries, keys, values, table = case("a tree, groups of heads")
     paths = paths_of(table, torch.eye(7, dtype=torch.int64).to(device()))
-    wanted = kernels.tree_attention(queries, keys, values, *table, paths, 0.3)
+    seen = *table, torch.zeros_like(table[0]), paths
+    wanted = kernels.tree_attention(queries, keys, values, *seen, 0.3)
     keys[:, :, 137:], values[:, :, 137:] = 1e4, 1e4
-    assert torch.equal(kernels.tree_attention(queries, keys, values, *table, paths, 0.3), wanted)
+    assert torch.equal(kernels.tree_attention(queries, keys, values, *seen, 0.3), wanted)
 
 
+@pytest.mark.parametrize("span", [0, 35])
 @pytest.mark.parametrize("length", [0, 31, 251])
-def test_a_row_sums_up_alike_in_a_tree_alone_and_in_a_prompt(kernels: Any, length: int) -> None:
+def test_a_row_sums_up_alike_in_a_tree_alone_and_in_a_prompt(
+    kernels: Any, length: int, span: int
+) -> None:
     """In the order of the text, wherever its ancestors lie; on a GPU to the last bit."""
     rows, path = 9, [0, 2, 5, 8]
     queries, keys, values, _ = case("a tree across two parts")
@@ -146,7 +173,9 @@ def test_a_row_sums_up_alike_in_a_tree_alone_and_in_a_prompt(kernels: Any, lengt
     def attended(rows: Any, pool: Any, places: list[int], length: int, visible: Any) -> Any:
         table = torch.tensor([[0, length, place] for place in places]).T.contiguous().to(device())
         paths = None if visible is None else paths_of(table, visible.to(device()))
-        return kernels.tree_attention(rows, *pool, *table, paths, 0.3)
+        positions = table[1] + (table[2] if paths is None else paths[1] - 1)
+        low = first_seen(positions, "sliding_attention" if span else "full_attention", span)
+        return kernels.tree_attention(rows, *pool, *table, low, paths, 0.3)
 
     in_tree = attended(drafts, pool, [*range(rows)], length, visible)[:, path]
     in_prompt = attended(queries[:, :, : len(path)], text, [*range(len(path))], length, None)
@@ -246,13 +275,51 @@ def test_norm_gate_and_rotation_are_the_librarys(kernels: Any) -> None:
         assert found.shape == known.shape and off(found, known.double()) < 1e-6
 
 
-@pytest.mark.soak(stay=1)
+PARTS = {
+    "llama-gqa": {"LlamaRMSNorm", "LlamaMLP", "modeling_llama"},
+    "qwen3": {"Qwen3RMSNorm", "Qwen3MLP", "modeling_qwen3"},
+    "mistral-window": {"MistralRMSNorm", "MistralMLP", "modeling_mistral"},
+    "gemma2-mixed": {"modeling_gemma2"},
+    "gemma3-mixed": {"modeling_gemma3"},
+    "llama4-chunks": {"Llama4TextRMSNorm"},
+    "phi3": {"Phi3RMSNorm", "modeling_phi3"},
+    "gpt-neox": set[str](),
+    "gpt2": set[str](),
+}
+"""What the kernels compute in a family beside attention and products: classes, and the files whose
+rotary embedding is replaced."""
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_kernels_take_the_place_of_what_computes_the_same(
+    kernels: Any, family: str, tmp_path: Path
+) -> None:
+    backend = load(save_model(family, tmp_path), device(), context_length=64)
+    own = OwnForwards(backend.model, kernels)
+    found = {type(module).__name__ for module, _ in own.modules}
+    found |= {library.__name__.split(".")[-1] for library, _ in own.rotations}
+    assert found == PARTS[family]
+
+
+SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1}
+WHOLE = {
+    "qwen3": {**SMALL, "num_hidden_layers": 1},
+    "mistral-window": {**SMALL, "num_hidden_layers": 1},
+    "gemma3-mixed": SMALL,
+    "gemma2-mixed": SMALL,
+    "llama4-chunks": SMALL,
+    "phi3": {"num_attention_heads": 2, "num_hidden_layers": 1},
+}
+
+
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("family", WHOLE)
 def test_the_kernels_compute_whole_models(
-    kernels: Any, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+    kernels: Any, family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for two sequences at once. Triton's interpreter sums up in an order that depends on the
-    shape."""
+    shape. Where the kernels do not fit, the library computes."""
     gaps, largest, shared = list[float](), captured.largest_gap, captured.shared_gap
     starts, run = list[set[int]](), captured.CapturedForward.run
 
@@ -272,15 +339,17 @@ def test_the_kernels_compute_whole_models(
     monkeypatch.setattr(captured, "shared_gap", noted_of_two)
     monkeypatch.setattr(captured.CapturedForward, "run", run_noted)
     monkeypatch.setattr(kernels, "PART", 32)
+    monkeypatch.setattr(captured, "UNIT", 32)
     monkeypatch.setattr(captured, "kernels_for", lambda model: kernels)
     monkeypatch.setattr(captured, "same_bits", lambda *of: True)
     monkeypatch.setattr(captured, "TREES", (4,))
     monkeypatch.setattr(captured, "PROMPTS", (6,))
-    small = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
-    folder = save_model("qwen3", tmp_path, **small)
+    folder = save_model(family, tmp_path, **WHOLE[family])
     backend = load(folder, device(), context_length=64, dtype=dtype)
     assert captured.capture(backend) == "" and backend.at_once
-    assert backend.captured.exact == (dtype == "float16")
+    used = family != "gemma2-mixed"  # It caps its logits.
+    assert (backend.captured.kernels is not None) == used
+    assert backend.captured.exact == (used and dtype == "float16")
     assert {0, 32} in starts
     assert gaps[0] > 0 and max(gaps) < {"float16": 0.02, "float32": 1e-5}[dtype]
 
