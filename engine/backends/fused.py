@@ -272,21 +272,25 @@ class OwnForwards:
         self.kernels, self.like = kernels, next(model.parameters())
         self.modules: list[tuple[nn.Module, Callable[..., Any]]] = []
         self.rotations: list[tuple[ModuleType, Callable[..., Any]]] = []
-        suits: dict[type[nn.Module], bool] = {}
         layers = [each for each in model.modules() if is_attention(each)]
         libraries = {each.__module__: sys.modules[each.__module__] for each in map(type, layers)}
+        ways: dict[type[nn.Module], Callable[..., Any] | None] = {}
         with torch.inference_mode():
             for module in model.modules():
-                kind = type(module)
-                if kind.__name__.endswith("RMSNorm"):
-                    suits[kind] = suits[kind] if kind in suits else self.is_norm(module)
-                    self.modules += [(module, self.norm(module))] if suits[kind] else []
-                elif kind.__name__.endswith("MLP"):
-                    suits[kind] = suits[kind] if kind in suits else self.is_gate(module)
-                    self.modules += [(module, self.gate(module))] if suits[kind] else []
+                if type(module) not in ways:
+                    ways[type(module)] = self.way(module)
+                if way := ways[type(module)]:
+                    self.modules.append((module, way(module)))
             for library in libraries.values():
                 if self.rotates(library, getattr(layers[0], "head_dim", 0)):
                     self.rotations.append((library, self.rotation(library)))
+
+    def way(self, module: nn.Module) -> Callable[..., Any] | None:
+        """How the forward of a module is computed by kernels, None if it is not."""
+        name = type(module).__name__
+        if name.endswith("RMSNorm") and self.is_norm(module):
+            return self.norm
+        return self.gate if name.endswith("MLP") and self.is_gate(module) else None
 
     def norm(self, module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         eps = getattr(module, "variance_epsilon", None) or module.eps
@@ -310,7 +314,8 @@ class OwnForwards:
     def is_norm(self, module: Any) -> bool:
         """Tried with other weights: those of Gemma are one less, which is little beside large
         ones."""
-        if not (hasattr(module, "variance_epsilon") or hasattr(module, "eps")):
+        known = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
+        if not known or getattr(module, "weight", None) is None:
             return False
         other = deepcopy(module)
         other.weight.data = random_like(self.like, *module.weight.shape)
