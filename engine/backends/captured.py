@@ -61,8 +61,6 @@ SHARES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.04}
 """How far a row of logits of a captured forward may be from that of another, as a share of its
 norm. In a model of 32 layers rounding gave a third of it, and a wrong mask or position four times
 as much."""
-UNIT = 256
-"""Rows of the pool after which another sequence may begin, for the library's attention."""
 SLICE = 256
 """Tokens of a prompt that are read between two steps of other answers: a GPU reads them in the time
 of two steps."""
@@ -286,28 +284,34 @@ class CapturedModel:
     compute.
 
     Without `kernels` the library's attention reads a part of the pool, and there is a recording for
-    each such part. `exact` is that of BackendInfo, `at_once` that of Batching.
+    each such part. The pool has places for so many `answers`. `exact` is that of BackendInfo,
+    `at_once` that of Batching.
     """
 
     chunk: int | None = None
     slice_size = SLICE
-    exact = at_once = False
+    exact = False
 
-    def __init__(self, backend: TransformersBackend, kernels: ModuleType | None) -> None:
+    def __init__(
+        self, backend: TransformersBackend, kernels: ModuleType | None, answers: int
+    ) -> None:
         assert backend.kinds is not None
         self.sequence, self.model, self.layers = backend, backend.model, backend.kinds
         rows = backend.info.context_length + TREE_ROWS
         self.joined = join(self.model, self.model.device)
         self.kernels = kernels
         self.own = None if kernels is None else OwnForwards(self.model, kernels)
-        unit = UNIT if self.kernels is None else self.kernels.part_of(rows)
-        self.pool = Pool(len(self.layers), rows, unit)
+        if kernels is not None and answers > 1:
+            # A place begins with a part of the text.
+            rows = -rows // (unit := kernels.part_of(rows)) * -unit
+        self.pool, self.at_once = Pool(len(self.layers), rows, answers), answers > 1
         self.products = Products(self.kernels, self.model.dtype)
         self.taps = backend.head.weights.taps if backend.head else ()
         self.recorder = Recorder(self.model.device)
         self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
         self.survey = survey_on(self.model.device)
-        self.reaches = reaches_to(self.pool.rows) if self.kernels is None else [self.pool.rows]
+        rows = rows * answers
+        self.reaches = reaches_to(rows) if self.kernels is None else [rows]
         # A longer text than the context is never padded to a size.
         sizes = pairwise((0, *TREES, *PROMPTS))
         usable = [rows for less, rows in sizes if less < backend.info.context_length]
@@ -367,20 +371,18 @@ class CapturedModel:
         return found
 
     def groups(self, wanted: Sequence[Wanted[TransformersBackend]]) -> Iterator[list[int]]:
-        """The numbers of the trees that are computed together, those first whose sequences are in
-        the pool; without those that have more rows than any captured forward."""
-        group, counts, total = list[int](), list[int](), 0
-        caches = [each.sequence.cache for each in wanted]
-        for number in sorted(range(len(wanted)), key=lambda number: caches[number].start is None):
+        """The numbers of the trees that are computed together, those first whose sequences have a
+        place; without those that have more rows than any captured forward."""
+        group, total = list[int](), 0
+        away = [each.sequence.cache.start is None for each in wanted]
+        for number in sorted(range(len(wanted)), key=away.__getitem__):
             rows = len(wanted[number].tree) + 1
             if rows > self.most or self.pool.states is None:
                 continue
-            counts.append(caches[number].length + rows)
             total += rows
-            padded = [*counts[:-1], counts[-1] + max(0, self.most - total)]
-            if group and (total > self.most or not self.at_once or not self.pool.fits(padded)):
+            if group and (total > self.most or len(group) == self.pool.places):
                 yield group
-                group, counts, total = [], counts[-1:], rows
+                group, total = [], rows
             group.append(number)
         if group:
             yield group
@@ -396,12 +398,10 @@ class CapturedModel:
         ]
         forward = self.forward(spans[-1].stop)
         assert forward is not None
-        caches: list[PoolCache] = [each.sequence.cache for each in wanted]
-        rooms = {cache: cache.length + rows for cache, rows in zip(caches, counts, strict=True)}
-        rooms[caches[-1]] += forward.rows - spans[-1].stop
-        self.pool.hold(rooms)
+        self.pool.hold([each.sequence.cache for each in wanted])
         for (sequence, tree, sampling), span in zip(wanted, spans, strict=True):
             cache = sequence.cache
+            cache.written = cache.length + len(tree) + 1
             place = cache.start, cache.length
             forward.fill(span.start, tree.tokens, tree.depths, *place, ancestors(tree.parents))
             forward.sample(span.start, sampling, sequence.positions(tree))
@@ -426,7 +426,7 @@ class CapturedModel:
         if forward is None or self.pool.states is None:
             return False
         self.sequence, cache = sequence, sequence.cache
-        start = cache.hold(forward.rows)
+        start = cache.hold(len(tokens))
         forward.fill(0, tokens, range(len(tokens)), start, cache.length)
         forward.run()
         self.tell(sequence, forward, slice(None), False)
@@ -447,36 +447,45 @@ class CapturedModel:
 
 
 @torch.inference_mode()
-def capture(backend: TransformersBackend) -> str:
-    """Let a checked model compute in captured forwards, if these give what its others give. Returns
-    the reason if not. Leaves the cache empty."""
+def capture(backend: TransformersBackend, answers: int = 1) -> str:
+    """Let a checked model compute in captured forwards, of so many answers together if kernels
+    compute its attention, if these give what its others give. Returns the reason if not. Leaves the
+    cache empty."""
     problem = obstacle(backend)
     if problem:
         return problem
-    for kernels in dict.fromkeys((kernels_for(backend.model), None)):
-        problem = tried(backend, kernels)
-        if problem:
-            backend.captured = None
-        backend.close()
-        gc.collect()  # frees a failed pool and its recordings, which refer to each other
+    kernels = kernels_for(backend.model)
+    # The library's attention would read the places of all answers for each.
+    ways = [(kernels, answers), (kernels, 1)] if kernels else []
+    for way in dict.fromkeys([*ways, (None, 1)]):
+        problem = tried(backend, *way)
         if not problem:
             break
     return problem
 
 
-def tried(backend: TransformersBackend, kernels: ModuleType | None) -> str:
-    """What is wrong with captured forwards of a model, "" for nothing."""
+def tried(backend: TransformersBackend, kernels: ModuleType | None, answers: int) -> str:
+    """Let a model compute in captured forwards; returns what is wrong with them, after which it
+    does not, and "" for nothing."""
+    problem = problem_with(backend, kernels, answers)
+    if problem:
+        backend.captured = None
+    backend.close()
+    gc.collect()  # frees a failed pool and its recordings, which refer to each other
+    return problem
+
+
+def problem_with(backend: TransformersBackend, kernels: ModuleType | None, answers: int) -> str:
     try:
-        backend.captured = model = CapturedModel(backend, kernels)
+        backend.captured = model = CapturedModel(backend, kernels, answers)
         backend.close()
         read_some(backend, min(TRIED, backend.info.context_length // 2))
         model.record()
         found = largest_gap(backend, model)
         model.exact = model.products.kernels is not None and same_bits(backend, model)
-        model.at_once = True
-        gap, same = shared_gap(backend, model)
-        model.at_once = gap <= SHARES[backend.model.dtype]
-        model.exact = model.exact and (same or not model.at_once)
+        if answers > 1:
+            gap, same = shared_gap(backend, model)
+            found, model.exact = max(gap, found), model.exact and same
         assert model.pool.states is not None
         model.pool.states.zero_()
     except Exception as error:
@@ -578,36 +587,39 @@ def followed(
 
 
 def shared_gap(backend: TransformersBackend, model: CapturedModel) -> tuple[float, bool]:
-    """The largest difference between forwards that two sequences share and those of each alone, as
-    a share of the norm of a row of logits; and whether all bits are the same."""
-    draw, size, pair = Random(2), backend.info.vocabulary_size, (backend, backend.open())
+    """The largest difference between forwards that two sequences share, in two places of the pool,
+    and those of each alone in the first place, as a share of the norm of a row of logits; and
+    whether all bits are the same."""
+    draw, size, other = Random(2), backend.info.vocabulary_size, backend.open()
     gaps, same = [torch.zeros(1)], True
     for rows, used, length in trials(backend, model, draw):
-        lengths, counts = (length // 2, length // 3), (-(-used // 2), max(1, used // 2))
-        fits = model.pool.fits([cached + rows for cached in lengths])
-        if rows == 1 or rows in PROMPTS or not fits:
+        if rows == 1 or rows in PROMPTS:
             continue
-        for sequence in pair:
-            sequence.cache.drop()
-        for sequence, cached in zip(pair, lengths, strict=True):
-            claim(sequence, cached)
-        trees = [random_tree(draw, size, each) for each in counts]
-        wanted = [Wanted(*each, GREEDY) for each in zip(pair, trees, strict=True)]
-        alone = [scored(*each, model) for each in zip(pair, trees, strict=True)]
+        halves = -(-used // 2), max(1, used // 2)
+        wanted = [
+            Wanted(sequence, random_tree(draw, size, each), GREEDY)
+            for sequence, each in zip((backend, other), halves, strict=True)
+        ]
+        alone = list[torch.Tensor]()
+        for sequence, tree, _ in wanted[::-1]:
+            claim(sequence, length // 2 if sequence is other else length)
+            alone.insert(0, scored(sequence, tree, model))
+            if sequence is other:
+                sequence.cache.leave()
         for logits, scores in zip(alone, model.score_all(wanted), strict=True):
             assert isinstance(scores, DeviceScores)
             found = scores.logits.float()
             gaps.append((found - logits).norm(dim=1).cpu() / logits.norm(dim=1).cpu())
             same = same and torch.equal(found, logits)
-    pair[1].close()
+        other.cache.drop()
+    other.close()
     return float(torch.cat(gaps).max()), same
 
 
 def claim(backend: TransformersBackend, length: int) -> None:
-    """Let a sequence hold the first free rows of the pool."""
+    """Let a sequence hold the first rows of the first free place."""
     backend.cache.drop()
-    if length:
-        backend.cache.hold(length)
+    backend.cache.hold(length)
     backend.cached, backend.cache.length = [0] * length, length
 
 

@@ -14,7 +14,7 @@ computed then, so forwards outside remain the library's.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from engine.backends.pool import running_table
+from engine.backends.pool import running_pool
 from engine.backends.rounded import FewBits, RoundedLinear, give_back, multiply, settle
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -34,14 +34,16 @@ HEAD_SIZES = (16, 32, 64, 128, 256)
 """The sizes of heads that the attention of kernels.py knows."""
 KNOWN = ("position_ids", "cache_position")
 """Tensors that layers pass to attention, but that mean nothing to it."""
+KINDS = (torch.bfloat16, torch.float16)
+"""The types of products by kernels."""
 NEAR = 0.01
 """How far what a kernel computes may be from what a module does, as a share of its norm."""
 SEGMENT = 10 << 20
 """The bytes of a tensor from which on torch gives it a segment of its own in a GPU's memory."""
 TREE = "strata_tree"
 """The name of this attention in the library."""
-GATE = ("gate_proj", "up_proj", "down_proj", "act_fn")
-"""The parts of a gate."""
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+ROTATED = ["q", "k", "cos", "sin"]
 ROTATION = "apply_rotary_pos_emb"
 """The name of the library's rotary embedding in the file of an architecture."""
 
@@ -71,14 +73,16 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention of a captured forward, in the form of the library's attention functions. Raises
     ValueError if the layer asks for more than that."""
-    for name, other in others.items():
+    for name, other in {"a mask": attention_mask, **others}.items():
         special = name == "softcap" or (torch.is_tensor(other) and name not in KNOWN)
         if special and other is not None:
             raise ValueError(f"its attention has {name}")
     kernels = import_module("engine.backends.kernels")
-    table, scale = running_table(), scaling or query.shape[-1] ** -0.5
+    pool, scale = running_pool(), scaling or query.shape[-1] ** -0.5
+    table = pool.table
+    assert table is not None
     seen = table.starts, table.lengths, table.places, table.lows[module.layer_idx], table.paths
-    return kernels.tree_attention(query, key, value, *seen, scale), None
+    return kernels.tree_attention(query, key, value, *seen, pool.rows, scale), None
 
 
 AttentionInterface.register(TREE, attend)
@@ -89,7 +93,7 @@ class Products:
     it sums up as the kernels do, which is tried once for each shape."""
 
     def __init__(self, kernels: ModuleType | None, dtype: torch.dtype) -> None:
-        self.kernels = kernels if dtype in (torch.bfloat16, torch.float16) else None
+        self.kernels = kernels if dtype in KINDS else None
         self.by_library: dict[tuple[torch.Size, int, bool], bool] = {}
 
     def __call__(
@@ -99,7 +103,7 @@ class Products:
             return multiply(states, matrix, bias)
         found: torch.Tensor
         rows = states.numel() // states.shape[-1]
-        if self.kernels is None:
+        if self.kernels is None or not states.dtype == matrix.dtype in KINDS:
             return nn.functional.linear(states, matrix, bias)
         if rows > self.kernels.FEW_ROWS and self.same(rows, matrix, bias):
             return nn.functional.linear(states, matrix, bias)
@@ -266,7 +270,7 @@ def replace(undo: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> 
 
 class OwnForwards:
     """The forwards by kernels of the `modules` of a model, and the functions that take the place of
-    the `rotations` in the library's files. Modules of one class are tried once."""
+    the `rotations` in the library's files."""
 
     def __init__(self, model: Any, kernels: ModuleType) -> None:
         self.kernels, self.like = kernels, next(model.parameters())
@@ -274,12 +278,9 @@ class OwnForwards:
         self.rotations: list[tuple[ModuleType, Callable[..., Any]]] = []
         layers = [each for each in model.modules() if is_attention(each)]
         libraries = {each.__module__: sys.modules[each.__module__] for each in map(type, layers)}
-        ways: dict[type[nn.Module], Callable[..., Any] | None] = {}
         with torch.inference_mode():
             for module in model.modules():
-                if type(module) not in ways:
-                    ways[type(module)] = self.way(module)
-                if way := ways[type(module)]:
+                if way := self.way(module):
                     self.modules.append((module, way(module)))
             for library in libraries.values():
                 if self.rotates(library, getattr(layers[0], "head_dim", 0)):
@@ -288,9 +289,14 @@ class OwnForwards:
     def way(self, module: nn.Module) -> Callable[..., Any] | None:
         """How the forward of a module is computed by kernels, None if it is not."""
         name = type(module).__name__
-        if name.endswith("RMSNorm") and self.is_norm(module):
-            return self.norm
-        return self.gate if name.endswith("MLP") and self.is_gate(module) else None
+        try:
+            if name.endswith("RMSNorm") and self.is_norm(module):
+                return self.norm
+            if name.endswith("MLP") and self.is_gate(module):
+                return self.gate
+        except (AttributeError, TypeError, RuntimeError):
+            pass  # It has other parts, or other inputs.
+        return None
 
     def norm(self, module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         eps = getattr(module, "variance_epsilon", None) or module.eps
@@ -305,7 +311,8 @@ class OwnForwards:
 
         def rotate(queries: Any, keys: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
             rows, size = queries.shape[-2:]
-            if rest or named or queries.ndim != 4 or cos.shape != (1, rows, size):
+            fits = queries.ndim == 4 and cos.shape == (1, rows, size) and cos.is_contiguous()
+            if rest or named or not fits or size not in HEAD_SIZES:
                 return inner(queries, keys, cos, sin, *rest, **named)
             return self.kernels.rotate(queries, keys, cos, sin)
 
@@ -314,30 +321,43 @@ class OwnForwards:
     def is_norm(self, module: Any) -> bool:
         """Tried with other weights: those of Gemma are one less, which is little beside large
         ones."""
-        known = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
-        if not known or getattr(module, "weight", None) is None:
-            return False
         other = deepcopy(module)
-        other.weight.data = random_like(self.like, *module.weight.shape)
+        other.weight.data = random_like(module.weight, *module.weight.shape)
         states = random_like(self.like, 1, 4, len(module.weight))
         return near(self.norm(other)(states), other(states))
 
     def is_gate(self, module: Any) -> bool:
-        if not all(hasattr(module, name) for name in GATE):
-            return False
-        curve = torch.linspace(-5, 5, 99, device=self.like.device)
-        states = random_like(self.like, 1, 4, module.gate_proj.in_features)
-        silu = near(nn.functional.silu(curve), module.act_fn(curve))
-        return silu and near(self.gate(module)(states), module(states))
+        """Tried without its matrices, which may be large, and with numbers that some limit."""
+        gates, ups = random_like(self.like, 2, 1, 4, 64)
+        other = copy(module)
+        other._modules = {**module._modules}
+        for name in PROJECTIONS:
+            other._modules[name] = nn.Identity()
+        for size in (1.0, 20.0):
+            other._modules["gate_proj"] = Constant(gates * size)
+            other._modules["up_proj"] = Constant(ups * size)
+            if not near(self.gate(other)(gates), other(gates)):
+                return False
+        return True
 
     def rotates(self, library: ModuleType, size: int) -> bool:
-        inner = getattr(library, ROTATION, None)
+        inner: Any = getattr(library, ROTATION, None)
         angles = [random_like(self.like, 1, 3, size // 2).repeat(1, 1, 2) for _ in range(2)]
         states = [random_like(self.like, 1, heads, 3, size) for heads in (4, 2)]
-        if not size or inner is None or len(signature(inner).parameters) < 4:
+        if not size or inner is None or [*signature(inner).parameters][:4] != ROTATED:
             return False
-        found = self.kernels.rotate(*states, *angles)
-        return all(map(near, found, inner(*states, *angles)))
+        return all(map(near, self.kernels.rotate(*states, *angles), inner(*states, *angles)))
+
+
+class Constant(nn.Module):
+    """In the place of a projection."""
+
+    def __init__(self, found: torch.Tensor) -> None:
+        super().__init__()
+        self.found = found
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.found
 
 
 def random_like(like: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -346,6 +366,6 @@ def random_like(like: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if found.shape != wanted.shape:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
     return bool((found - wanted).float().norm() <= NEAR * wanted.float().norm())

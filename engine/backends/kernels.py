@@ -19,7 +19,8 @@ GPU otherwise. The rest of the text, and the result of all parts, is left to one
 row. Prompts have enough rows, so there one program goes through the whole text.
 
 Every row has a table entry: the first row of its sequence in the pool, a multiple of the part, and
-the number of cached tokens. Rows of several sequences can therefore be computed together.
+the number of cached tokens. Rows of several sequences can therefore be computed together. Parts are
+those of the pool, so a program reads one for all rows beside each other that see some of it.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -401,10 +402,12 @@ def attend_part(
             v = tl.load(values + shared * value_head + n_wide[:, None] * value_row + d[None, :])
             sees = (n[None, :] >= low[:, None]) & (n[None, :] < cached[:, None])
             peak, mass, total = absorb(peak, mass, total, q, k, v, sees, scale, precision)
-        to = (head * rows + row) * parts + number
-        tl.store(peaks + to, peak, mask=used)
-        tl.store(masses + to, tl.max(mass, 1), mask=used)
-        tl.store(sums + to[:, None].to(tl.int64) * size + d[None, :], total, mask=used[:, None])
+        own = number - start // part
+        known = used & (own >= 0) & (own < parts)
+        to = (head * rows + row) * parts + own
+        tl.store(peaks + to, peak, mask=known)
+        tl.store(masses + to, tl.max(mass, 1), mask=known)
+        tl.store(sums + to[:, None].to(tl.int64) * size + d[None, :], total, mask=known[:, None])
 
 
 @jit
@@ -427,7 +430,7 @@ def attend_rest(
     end = length + tl.load(counts + row).to(tl.int32)
     cached = length // block * block
     full = length // part
-    first = (head * rows + row) * parts + start // part
+    first = (head * rows + row) * parts
     d = tl.arange(0, size)
     q = tl.load(
         queries + head[:, None] * query_head + row * query_row + d[None, :],
@@ -513,7 +516,7 @@ def attend_prompt(
 
 
 def part_of(rows: int) -> int:
-    """Positions in a part, for a pool of so many rows."""
+    """Positions in a part, for a sequence of so many rows."""
     return max(PART, int(triton.next_power_of_2(triton.cdiv(rows, MOST_PARTS))))
 
 
@@ -526,20 +529,22 @@ def tree_attention(
     places: torch.Tensor,
     lows: torch.Tensor,
     paths: tuple[torch.Tensor, torch.Tensor] | None,
+    room: int,
     scale: float,
 ) -> torch.Tensor:
     """Attention of some rows to the cached tokens and to each other; shape (1, rows, heads, size).
 
     `queries` have shape (1, heads, rows, size), the pool's `keys` and `values` (1, key heads, rows
     of the pool, size); `size` is a power of two, from 16 on. `starts`, `lengths` and `places` are
-    whole numbers of shape (rows,), as in Table; `starts` are multiples of `part_of`. `lows` are the
-    first positions of the text that the rows see, none of them after a row's own. `paths` are those
-    of Table; without them the rows are a prompt, in which a row sees what is between.
+    whole numbers of shape (rows,), as in Table; `starts` are multiples of `part_of(room)`, where
+    `room` is the number of rows of one sequence. `lows` are the first positions of the text that
+    the rows see, none of them after a row's own. `paths` are those of Table; without them the rows
+    are a prompt, in which a row sees what is between.
     """
     _, heads, rows, size = queries.shape
     shared = keys.shape[1]
     group = heads // shared
-    part = part_of(keys.shape[2])
+    part = part_of(room)
     scale *= log2(e)  # the weights are powers of two
     strides = (
         queries.stride(1), queries.stride(2), keys.stride(1), keys.stride(2), values.stride(1),
@@ -557,10 +562,10 @@ def tree_attention(
             *strides, wide=wide, num_warps=8 if size > 64 else 4, num_stages=min(2, ahead), **shape,
         )  # fmt: skip
         return out
-    parts = triton.cdiv(keys.shape[2], part)
+    parts = triton.cdiv(room, part)
     sums = torch.empty((heads, rows, parts, size), dtype=torch.float32, device=queries.device)
     peaks, masses = torch.empty_like(sums[..., 0]), torch.empty_like(sums[..., 0])
-    attend_part[shared, parts, triton.cdiv(pairs, wide)](
+    attend_part[shared, triton.cdiv(keys.shape[2], part), triton.cdiv(pairs, wide)](
         queries, keys, values, starts, lengths, lows, sums, peaks, masses, scale, rows, group,
         *strides, wide=wide, parts=parts, num_warps=4, num_stages=ahead, **shape,
     )  # fmt: skip

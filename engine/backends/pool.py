@@ -1,15 +1,16 @@
 """Keys and values at fixed addresses, which captured forwards read and write.
 
 A captured forward repeats the same instructions with the same addresses. All sequences of a model
-therefore compute in one pool of rows, in which each has a part of its own. One forward may compute
-rows of several sequences, and between the steps of those whose parts lie in the pool nothing is
-copied. A part grows with its sequence. If there is no room, the rows of others are copied out, and
-back in when these compute again. Accepting a path moves its rows in all layers at once.
+therefore compute in one pool of rows, with a place for each answer that is decoded at once. One
+forward may compute rows of several sequences, and between the steps of those that have a place
+nothing is copied. If all places are taken, the rows of the sequence that was used longest ago are
+copied out, and back in when it computes again. Accepting a path moves its rows in all layers at
+once.
 
-Invariant: a sequence with rows has them in its part of the pool, or `aside`.
+Invariant: a sequence with rows has them in its place of the pool, or `aside`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,84 +78,40 @@ def first_seen(positions: torch.Tensor, kind: str, span: int) -> torch.Tensor:
 
 
 class Pool:
-    """The rows: shape (2 x layers, heads, rows, head size), the keys of a layer before its values.
+    """The rows: shape (2 x layers, heads, places x rows, head size), the keys of a layer before its
+    values.
 
-    They are allocated by the first forward. The part of a sequence begins at a multiple of `unit`.
-    `table` is that of the captured forward that computes, None in any other forward.
+    They are allocated by the first forward. `table` is that of the captured forward that computes,
+    None in any other forward.
     """
 
-    def __init__(self, layers: int, rows: int, unit: int = 1) -> None:
-        self.layers, self.rows, self.unit = layers, rows, unit
+    def __init__(self, layers: int, rows: int, places: int = 1) -> None:
+        self.layers, self.rows, self.places = layers, rows, places
         self.states: torch.Tensor | None = None
         self.inside: list[PoolCache] = []
-        """The sequences whose rows lie in the pool, the most recently used last."""
+        """The sequences that have a place, the most recently used last."""
         self.table: Table | None = None
 
-    def fits(self, counts: Sequence[int]) -> bool:
-        """Whether several parts of so many rows have room beside each other."""
-        return sum(map(self.whole, counts)) <= self.rows
-
-    def whole(self, rows: int) -> int:
-        """So many rows or some more, behind which another part may begin."""
-        return -rows // self.unit * -self.unit
-
-    def hold(self, rows: Mapping["PoolCache", int]) -> None:
-        """Let one sequence have a part of so many rows, or several sequences parts that have room
-        beside each other."""
-        if all(self.placed(cache, count, rows) for cache, count in rows.items()):
-            return
-        # What is free lies between them: let the largest one begin the pool, and the others come
-        # back behind it.
-        first, *others = sorted(self.inside, key=lambda cache: -cache.room)
-        for cache in others:
-            cache.leave()
-        first.slide()
-        for cache in sorted(rows, key=lambda cache: cache is not first):
-            placed = self.placed(cache, rows[cache], rows)
-            assert placed, "there is room for all"
-
-    def placed(self, cache: "PoolCache", rows: int, staying: Mapping["PoolCache", int]) -> bool:
-        """Let a sequence have a part of so many rows; others leave if they need not stay. Returns
-        False if this does not suffice."""
-        while cache.start is None or cache.start + rows > self.end(cache):
-            start = self.gap(rows)
-            leaving = next((each for each in self.inside if each not in staying), None)
-            if start is not None:
-                cache.move(start, rows)
-            elif leaving is not None:
-                leaving.leave()
+    def hold(self, caches: Sequence["PoolCache"]) -> None:
+        """Let some sequences, no more than there are places, have one each."""
+        for cache in caches:
+            if cache.start is None:
+                if len(self.inside) == self.places:
+                    next(each for each in self.inside if each not in caches).leave()
+                taken = [each.start for each in self.inside]
+                starts = range(0, self.places * self.rows, self.rows)
+                cache.enter(next(start for start in starts if start not in taken))
             else:
-                return False
-        if cache in self.inside:
-            self.inside.remove(cache)
-        self.inside.append(cache)
-        cache.room = rows
-        return True
-
-    def end(self, cache: "PoolCache") -> int:
-        """Where the next part begins after that of a sequence."""
-        begins = (start for start, _ in self.parts() if start > (cache.start or 0))
-        return next(begins, self.rows)
-
-    def gap(self, rows: int) -> int | None:
-        """The first place for a part of so many rows."""
-        free = 0
-        for start, room in self.parts():
-            if free + rows <= start:
-                return free
-            free = start + self.whole(room)
-        return free if free + rows <= self.rows else None
-
-    def parts(self) -> list[tuple[int, int]]:
-        """The first rows of all parts and their numbers of rows, in their order."""
-        return sorted((each.start or 0, each.room) for each in self.inside)
+                self.inside.remove(cache)
+            self.inside.append(cache)
 
     def of_layer(self, number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and the values of a layer, shape (1, heads, rows, size), for keys `like`
         these."""
         if self.states is None:
             # Zeros, because a row that is not seen is still multiplied by 0.
-            self.states = like.new_zeros((2 * self.layers, like.shape[1], self.rows, like.shape[3]))
+            rows = self.places * self.rows
+            self.states = like.new_zeros((2 * self.layers, like.shape[1], rows, like.shape[3]))
         keys, values = self.states[2 * number : 2 * number + 2, None].unbind(0)
         return keys, values
 
@@ -178,20 +135,20 @@ class PoolLayer(TreeLayer):  # type: ignore[no-untyped-call]
             values.index_copy_(2, where, value_states)
             return keys[:, :, :end], values[:, :, :end]
         first = self.cache.hold(key_states.shape[2])
-        start, end = first + self.cache.length, first + self.cache.room
+        start, end = first + self.cache.length, first + self.cache.written
         keys[:, :, start:end] = key_states
         values[:, :, start:end] = value_states
         return keys[:, :, first:end], values[:, :, first:end]
 
 
 class PoolCache(TreeCache):
-    """The cache of a sequence that computes in a pool. Its part are `room` rows from `start` on;
-    these are its decided rows, and those of a forward that has not been settled."""
+    """The cache of a sequence that computes in a pool. Its place begins at the row `start`. The
+    first `written` rows are its decided ones, and those of a forward that was not settled."""
 
     def __init__(self, kinds: Sequence[tuple[str, int]], pool: Pool) -> None:
         self.pool = pool
         self.start: int | None = None
-        self.room = 0
+        self.written = 0
         self.aside: torch.Tensor | None = None
         self.numbers = iter(range(len(kinds)))
         super().__init__(kinds, pool.rows)
@@ -205,49 +162,41 @@ class PoolCache(TreeCache):
         return 0 if states is None else states[:, :, : self.length].numel() * states.itemsize
 
     def hold(self, rows: int) -> int:
-        """Have room for so many further rows; returns where the part begins."""
-        self.pool.hold({self: self.length + rows})
+        """Have a place for a forward over so many further rows; returns where it begins."""
+        self.pool.hold([self])
+        self.written = self.length + rows
         assert self.start is not None
         return self.start
 
-    def move(self, start: int, most: int) -> None:
-        """Put the rows, but no more than so many, to a free place of the pool."""
-        if count := min(self.room, most):
-            states, own = self.rows()
+    def enter(self, start: int) -> None:
+        self.start = start
+        if self.aside is not None:
             assert self.pool.states is not None
-            self.pool.states[:, :, start : start + count] = states[:, :, own : own + count]
-        self.start, self.aside = start, None
+            count = self.aside.shape[2]
+            self.pool.states[:, :, start : start + count] = self.aside
+            self.aside = None
 
-    def slide(self) -> None:
-        """Move the part to the beginning of the pool, of which nothing else is taken."""
+    def leave(self) -> None:
+        """Put the rows aside, so that another sequence has the place."""
         states, start = self.rows()
-        for at in range(0, self.room if start else 0, start or 1):
-            # No row is written that is still to be read.
-            count = min(start, self.room - at)
-            states[:, :, at : at + count] = states[:, :, start + at : start + at + count]
-        self.start = 0
+        self.aside = states[:, :, start : start + self.written].clone()
+        self.start = None
+        self.pool.inside.remove(self)
 
     def rows(self) -> tuple[torch.Tensor, int]:
         """Where the rows are: a tensor, and the first of its rows that is one of them."""
         states = self.pool.states if self.aside is None else self.aside
         assert states is not None
-        return states, 0 if self.start is None else self.start
-
-    def leave(self) -> None:
-        """Put the rows aside, so that others have room."""
-        states, start = self.rows()
-        self.aside = states[:, :, start : start + self.room].clone()
-        self.start = None
-        self.pool.inside.remove(self)
+        return states, self.start or 0
 
     def drop(self) -> None:
         if self.start is not None:
             self.pool.inside.remove(self)
-        self.length, self.room, self.start, self.aside = 0, 0, None, None
+        self.length, self.written, self.start, self.aside = 0, 0, None, None
 
     def shorten(self, length: int, dirty: bool = False) -> None:
         super().shorten(length, dirty)
-        self.room = length
+        self.written = length
         if not length:
             self.drop()
 
@@ -258,7 +207,7 @@ class PoolCache(TreeCache):
             source = (torch.tensor(kept) + first).to(states.device)
             states[:, :, first : first + len(kept)] = states.index_select(2, source)
         self.length += len(kept)
-        self.room = self.length
+        self.written = self.length
 
     def copy(self, other: TreeCache, length: int) -> None:
         assert isinstance(other, PoolCache)
@@ -269,16 +218,14 @@ class PoolCache(TreeCache):
         self.length = length
 
     def stretch(self, length: int) -> None:
-        self.drop()
-        if length:
-            start = self.hold(length)
-            assert self.pool.states is not None
-            self.pool.states[:, :, start : start + length] = 0
-            self.length = length
+        start = self.hold(0)
+        assert self.pool.states is not None
+        self.pool.states[:, :, start : start + length] = 0
+        self.length = self.written = length
 
 
-def running_table() -> Table:
-    """The table of the captured forward that computes in this thread."""
+def running_pool() -> Pool:
+    """The pool in which a captured forward of this thread computes."""
     cache = RUNNING.cache
-    assert isinstance(cache, PoolCache) and cache.pool.table is not None
-    return cache.pool.table
+    assert isinstance(cache, PoolCache)
+    return cache.pool

@@ -88,7 +88,7 @@ def load_transformers(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Transf
     examine(backend, allowed, runtime.parallel)
     with_head(backend, source, runtime.head)
     if where.type == "cuda":
-        with_captured(backend)
+        with_captured(backend, runtime.parallel)
     elif packing:
         with_native(backend)
     backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
@@ -215,9 +215,10 @@ def choose_attention(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def with_captured(backend: TransformersBackend) -> None:
-    """Let a model on a GPU compute in captured forwards; its note gives the reason if it cannot."""
-    info, problem = backend.info, capture(backend)
+def with_captured(backend: TransformersBackend, answers: int = 1) -> None:
+    """Let a model on a GPU compute in captured forwards, for so many answers at once; its note
+    gives the reason if it cannot."""
+    info, problem = backend.info, capture(backend, answers)
     if backend.captured is not None:
         captured = backend.captured
         capture_head(backend)

@@ -31,7 +31,7 @@ from tests.support.backends import load, prompt_of, save_model, tree_of
 from tests.support.lossless import Adversary, assert_lossless, events_of, ids
 
 pytestmark = pytest.mark.model
-SIZES = {"TREES": (1, 4, 16), "PROMPTS": (32,), "REACH": 64, "UNIT": 16}
+SIZES = {"TREES": (1, 4, 16), "PROMPTS": (32,), "REACH": 64}
 """Fewer sizes, and a smaller reach, so that a trial takes little time on a processor."""
 ALL_SIZES = {"TREES": (1, 4, 16, 32, 64), "PROMPTS": (128, 256, 384, 512), "REACH": 512}
 FAMILIES = (
@@ -177,13 +177,12 @@ def own(embedded: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured, "TREES", (1, 4, 16, 64))
         patch.setattr(captured, "PROMPTS", (96,))
-        patch.setattr(captured, "UNIT", 16)
         # On a GPU, no matrix of a head is rounded.
         patch.setattr(eagle3_head, "verifies_cheaply", lambda: False)
         info = replace(embedded.info, context_length=200)
         backend = TransformersBackend(embedded.model, embedded.tokenizer, info)
         with_head(backend, str(EMBEDDED), "auto")
-        assert captured.capture(backend) == ""
+        assert captured.tried(backend, None, answers=4) == ""
         capture_head(backend)
         assert backend.head.weights.captured is not None
     return backend
@@ -337,9 +336,9 @@ def test_each_head_gets_the_states_of_its_own_rows(own: Any) -> None:
 def test_what_does_not_fit_together_takes_several_forwards(
     models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many rows, or too long texts. A tree of too many rows is computed outside."""
+    """Too many rows, or more answers than places. A tree of too many rows is computed outside."""
     model = models("llama-gqa")
-    assert captured.capture(model) == "" and model.at_once
+    assert captured.tried(model, None, answers=4) == "" and model.at_once
     sizes = counted(monkeypatch)
 
     def check(texts: list[list[int]], trees: list[Any]) -> list[int]:
@@ -360,15 +359,15 @@ def test_what_does_not_fit_together_takes_several_forwards(
             assert abs(row - model.alone([*sequence.cached, 9])).max() < 1e-3
         return sizes[: -len(texts)]
 
-    short = [prompt_of(9 + number, 160) for number in range(4)]
-    chains = [tree_of(text[-1], [(3, 4, 5)[:length] for length in range(1, 4)]) for text in short]
-    assert check(short, chains) == [16]
-    assert check([*short, *short], [*chains, *chains]) == [16, 16]
+    texts = [prompt_of(9 + 22 * number, 160) for number in range(4)]
+    chains = [tree_of(text[-1], [(3, 4, 5)[:length] for length in range(1, 4)]) for text in texts]
+    assert check(texts, chains) == [16]
+    pairs = [tree_of(text[-1], [(3,)]) for text in texts]
+    assert check([*texts, *texts[:2]], [*pairs, *pairs[:2]]) == [16, 4]
+    trees = [tree_of(text[-1], [(3, 4, 5)[:n] for n in range(1, 4)] + [(8,)]) for text in texts]
+    assert check(texts, trees) == [16, 16]
     wide = [(at,) for at in range(3, 23)]
-    trees = [tree_of(text[-1], wide if at == 1 else [(3,)]) for at, text in enumerate(short)]
-    assert check(short, trees) == [16]
-    texts = [prompt_of(72 + number, 160) for number in range(4)]
-    assert check(texts, [tree_of(text[-1], [(3,)]) for text in texts]) == [4, 4]
+    assert check(texts, [tree_of(texts[0][-1], wide), *pairs[1:]]) == [16]
 
 
 def where_another_begins(given: Any, first: int, last: int) -> None:
@@ -383,12 +382,18 @@ def after_the_text_of_another(given: Any, first: int, last: int) -> None:
     given.lengths[first:last] = given.lengths[0]
 
 
+def before_its_place(given: Any, first: int, last: int) -> None:
+    given.starts[first:last] -= 8
+
+
 @pytest.mark.parametrize(
-    "fault", [where_another_begins, at_the_place_of_another, after_the_text_of_another]
+    "fault",
+    [where_another_begins, at_the_place_of_another, after_the_text_of_another, before_its_place],
 )
-def test_who_cannot_share_forwards_answers_one_after_the_other(
+def test_a_fault_in_shared_forwards_is_found_at_load(
     models: Callable[[str], Any], fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And one answer is captured all the same."""
     backend, fill = models("llama-gqa"), captured.CapturedForward.fill
 
     def wrong(self: Any, first: int, tokens: Any, *rest: Any) -> None:
@@ -398,13 +403,13 @@ def test_who_cannot_share_forwards_answers_one_after_the_other(
 
     monkeypatch.setattr(captured.CapturedForward, "fill", wrong)
     monkeypatch.setitem(captured.SHARES, torch.float32, captured.SHARES[torch.bfloat16])
-    assert captured.capture(backend) == "" and backend.captured is not None
-    assert not backend.at_once
+    assert captured.tried(backend, None, answers=2).startswith("its logits are off by")
+    assert backend.captured is None
+    assert captured.capture(backend, answers=2) == "" and not backend.at_once
 
 
 @pytest.mark.parametrize("method", ["plain", "hd", "head"])
 def test_answers_at_once_say_what_they_say_alone(own: Any, method: str) -> None:
-    """Also more text than the pool holds."""
     texts = ("Once upon a time", "Tell me a story about a dog. " * 9, "What is a cat?")
     requests = [
         Request(

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.backends.pool import Pool, PoolCache, Table
 
 pytestmark = pytest.mark.model
-LAYERS, ROOM, UNIT, SEQUENCES = 2, 24, 4, 4
+LAYERS, ROOM, PLACES, SEQUENCES = 2, 16, 2, 4
 WHICH = st.integers(0, SEQUENCES - 1)
 
 
@@ -19,7 +19,7 @@ class Pooled(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
 
-        self.pool = Pool(LAYERS, ROOM, UNIT)
+        self.pool = Pool(LAYERS, ROOM, PLACES)
         self.caches = [self.opened() for _ in range(SEQUENCES)]
         self.texts: list[list[int]] = [[] for _ in range(SEQUENCES)]
         self.pending: dict[int, list[int]] = {}
@@ -50,23 +50,20 @@ class Pooled(RuleBasedStateMachine):
                 assert keys[0, 0, :, 0].tolist() == [row + number for row in (*text, *rows)]
                 assert values[0, 0, cache.length :, 0].tolist() == [-row for row in rows]
 
-    @rule(counts=st.dictionaries(WHICH, st.integers(1, 6), min_size=1), padding=st.integers(0, 3))
-    def captured_forward(self, counts: dict[int, int], padding: int) -> None:
-        """Over rows of several sequences, and some of padding."""
-        rooms = [len(self.texts[which]) + count for which, count in counts.items()]
-        rooms[-1] += padding
-        if not self.pool.fits(rooms):
+    @rule(counts=st.dictionaries(WHICH, st.integers(1, 6), min_size=1, max_size=PLACES))
+    def captured_forward(self, counts: dict[int, int]) -> None:
+        """Over rows of several sequences."""
+        if any(len(self.texts[which]) + count > ROOM for which, count in counts.items()):
             return
         new = [row for which, count in counts.items() for row in self.drawn(which, count)]
         caches = [self.caches[which] for which in counts]
-        self.pool.hold(dict(zip(caches, rooms, strict=True)))
-        table = [
-            (cache.start, cache.length, place)
-            for cache, room in zip(caches, rooms, strict=True)
-            for place in range(room - cache.length)
-        ]
-        self.pool.table = Table(*torch.tensor(table).T, None, ROOM)
-        states = torch.tensor(new + [-1] * padding, dtype=torch.float32)[None, None, :, None]
+        self.pool.hold(caches)
+        table = list[tuple[int, int, int]]()
+        for cache, count in zip(caches, counts.values(), strict=True):
+            table += [(cache.start, cache.length, place) for place in range(count)]
+            cache.written = cache.length + count
+        self.pool.table = Table(*torch.tensor(table).T, None, PLACES * ROOM)
+        states = torch.tensor(new, dtype=torch.float32)[None, None, :, None]
         with caches[0].computing(verifying=True):
             for number, layer in enumerate(caches[0].layers):
                 keys, _ = layer.update(states + number, -states)
@@ -130,12 +127,9 @@ class Pooled(RuleBasedStateMachine):
                 assert states[-1, 0, start:, 0].tolist()[: len(rows)] == [-row for row in rows]
 
     @invariant()
-    def parts_are_apart(self) -> None:
-        end = 0
-        for start, room in self.pool.parts():
-            assert start % UNIT == 0 and start >= end and room > 0
-            end = start + room
-        assert end <= ROOM
+    def each_has_a_place_of_its_own(self) -> None:
+        starts = [cache.start for cache in self.pool.inside]
+        assert len({*starts}) == len(starts) and {*starts} <= {*range(0, PLACES * ROOM, ROOM)}
 
 
 Pooled.TestCase.settings = settings(
