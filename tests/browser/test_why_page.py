@@ -288,6 +288,7 @@ def test_an_answer_is_replayed_step_by_step_also_on_a_phone(talk: Page) -> None:
 
 @pytest.mark.soak
 def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 800})
     race = page.locator("#race .race")
     expect(race.get_by_role("button", name="Race at the pace of a real model")).to_be_visible()
     expect(race.locator(".about")).to_contain_text("padded to the cost of 0.5\u00a0B parameters")
@@ -310,6 +311,8 @@ def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None
         return
     expect(race.locator(".outcome")).to_contain_text("Recorded just now on this machine")
     expect(race.locator(".outcome")).to_contain_text("Both say the same, all")
+    for seen in ("article >> nth=0", "article >> nth=1", ".outcome"):
+        expect(race.locator(seen)).to_be_in_viewport(ratio=1)
     plain, fast = (race.locator(".text").nth(lane).text_content() for lane in (0, 1))
     assert plain and plain == fast
     clocks = race.locator("h3 output")
