@@ -375,6 +375,14 @@ def test_simple_mode_and_the_tour(page: Page) -> None:
         titles.append(page.locator("#step-title").text_content())
         page.keyboard.press("Enter")
     assert titles[0] == "Watch a race" and titles[-1] == "Models"
+    for name in ("Diagnostics", "Models", "Settings"):
+        page.click("#to-help")
+        page.click("#help .to-tour")
+        expect(page.locator("#guide .step")).to_be_visible()
+        page.get_by_role("tab", name=name, exact=True).click()
+        expect(page.locator("#guide .step")).to_be_hidden()
+        expect(page.locator(".lit")).to_have_count(0)
+        expect(page.get_by_role("tab", name=name, exact=True)).to_be_focused()
     page.click("#mode")
     for _ in range(2):
         expect(page.locator(".offer")).to_be_hidden()
