@@ -26,6 +26,11 @@ from tests.unit.test_attachments import pdf
 pytestmark = pytest.mark.browser
 BOX = "#box textarea"
 EDITOR = "#tokens .editor textarea"
+COVERED = """(node) => {
+  const { left, top, width, height } = node.getBoundingClientRect();
+  const front = document.elementFromPoint(left + width / 2, top + height / 2);
+  return Boolean(front && front.closest(".list"));
+}"""
 OVERLAPS = """() => {
   const wrong = [];
   const box = (selector) => document.querySelector(selector).getBoundingClientRect();
@@ -353,6 +358,7 @@ def test_a_phone(another: Callable[..., BrowserContext], address: str) -> None:
     expect(page.locator(".list")).not_to_be_in_viewport()
     page.get_by_role("button", name="Conversations", exact=True).click()
     expect(page.locator("#new")).to_be_in_viewport()
+    assert page.locator("#temperature label span").evaluate(COVERED), "the drawer is in front"
     page.click("#new")
     expect(page.locator("#new")).not_to_be_in_viewport()
     expect(page.locator("#figures .ribbon")).to_be_hidden()
