@@ -192,6 +192,16 @@ def test_a_word_answers_to_a_tap(
         expect(box).to_be_visible()
         page.locator("#box textarea").tap()
         expect(box).to_be_hidden()
+        word.tap()
+        expect(box).to_be_visible()
+        replay = page.locator("#tokens [data-act=replay]").last
+        replay.focus()
+        assert box.is_visible(), "nothing moves before the click"
+        replay.tap()
+        expect(page.locator(".replay-view")).to_be_visible()
+        expect(box).to_be_hidden()
+        page.keyboard.press("Escape")
+        expect(page.locator(".replay-view")).to_be_hidden()
 
 
 def long_copy(page: Page) -> Locator:
