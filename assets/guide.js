@@ -212,10 +212,11 @@ function startTour() {
 
 function endTour() {
   if (at < 0) return;
+  const focused = card.contains(document.activeElement);
   at = -1;
   light(null);
   card.hidden = true;
-  if (before && before.isConnected) before.focus();
+  if (focused && before && before.isConnected) before.focus();
   before = null;
 }
 
@@ -224,7 +225,10 @@ function endTour() {
 document.addEventListener("click", (event) => {
   const on = (selector) => event.target.closest && event.target.closest(selector);
   const tab = on("#tabs [role=tab]");
-  if (tab) tab.scrollIntoView({ block: "nearest", inline: "center" });
+  if (tab) {
+    endTour();
+    tab.scrollIntoView({ block: "nearest", inline: "center" });
+  }
   if (on("#to-help")) openHelp();
   else if (on("#mode")) switchMode();
   else if (on(".to-tour")) startTour();

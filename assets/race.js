@@ -74,6 +74,7 @@ function begin(value) {
     track.bar.style.width = "0";
   });
   line.textContent = "At the pace at which it was recorded";
+  lanes.scrollIntoView({ block: "nearest" });
   const start = performance.now();
   const play = () => {
     const now = calm.matches ? Infinity : (performance.now() - start) / 1000;
@@ -83,6 +84,7 @@ function begin(value) {
       anyway = false;
       watchIt.textContent = "Watch another race";
       idle("");
+      outcome.scrollIntoView({ block: "nearest" });
     } else {
       frame = requestAnimationFrame(play);
     }

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 
 from app.arguments import EMBEDDED
 from app.service.comparison import Progress
@@ -151,6 +152,11 @@ TOKENS = 128
 """The most tokens of an answer."""
 GAIN = 1.05
 """The smallest speedup that a race can show."""
+LAST = 5
+"""How many races of a model are remembered."""
+FEWEST = 3
+"""The fewest races that can tell that a model gains nothing, as the time of a single one is
+noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +172,13 @@ class Race:
         return summarise(self.plain).seconds, summarise(self.fast).seconds
 
     @property
+    def ratio(self) -> float:
+        """Its speedup; 1 if no guess was kept."""
+        return 1.0 if self.speedup.whole is None else self.speedup.whole
+
+    @property
     def gains(self) -> bool:
-        return self.speedup.whole is not None and self.speedup.whole >= GAIN
+        return self.ratio >= GAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +190,11 @@ class NoGain:
 
 @dataclass(frozen=True, slots=True)
 class Races:
-    """`known` is the last race of each model."""
+    """`known` are the speedups of the last races of each model since the program was started."""
 
     proofs: Proofs
     padded: Padded
-    known: dict[tuple[str, Runtime], Race] = field(default_factory=dict)
+    known: dict[tuple[str, Runtime], tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def core(self) -> Core:
@@ -198,16 +209,21 @@ class Races:
         return Runtime(bits="4", threads=physical_cores())
 
     def no_gain(self) -> str:
-        """Why the loaded model is not expected to gain anything on this machine: according to its
-        last race, else to the costs of its forwards. "" if a gain is expected, or nothing is
-        known."""
+        """Why the loaded model is not expected to gain anything on this machine; "" if a gain is
+        expected, or nothing is known.
+
+        A gain in the median of its last races counts first. If there is none, `FEWEST` of them are
+        enough to say so. With fewer, the costs of its forwards decide.
+        """
         models = self.core.models
-        last = self.known.get((models.source, models.runtime))
-        if last is not None:
-            plain, fast = last.seconds
-            if last.gains:
-                return ""
-            return f"its last race took {plain:.2f} s plainly and {fast:.2f} s with guessing"
+        ratios = self.known.get((models.source, models.runtime), ())
+        if ratios and median(ratios) >= GAIN:
+            return ""
+        if len(ratios) >= FEWEST:
+            return (
+                f"in its last {len(ratios)} races, the median speed with guessing was "
+                f"{median(ratios):.2f}× that of plain decoding"
+            )
         curve = self.core.costs.curve
         if curve is None or 0 not in curve.points or len(curve.points) < 2:
             return ""
@@ -256,7 +272,7 @@ class Races:
                 gained = worth([pair])
                 self.core.history.save_runs(owner, *pair, gained=gained)
                 race = Race(*pair, verdict(current.text, *pair), gained, current.info.name)
-                self.known[model] = race
+                self.known[model] = (*self.known.get(model, ()), race.ratio)[-LAST:]
                 yield race
 
     def stop(self, owner: str) -> None:

@@ -128,10 +128,14 @@ const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 let standing = null;
 
 function stand(span, token) {
+  moveStanding(span, token);
+  inspect(span, token);
+}
+
+function moveStanding(span, token) {
   if (standing) standing.span.classList.remove("at");
   standing = span && { span, token };
   if (span) span.classList.add("at");
-  inspect(span, token);
 }
 
 // The next token in that direction, in this span or in its neighbour.
@@ -159,4 +163,9 @@ list.addEventListener("keydown", (event) => {
   stand(place.span, place.token);
   place.span.scrollIntoView({ block: "nearest" });
 });
-list.addEventListener("focusout", () => stand(null));
+// A tap on a button moves the focus before the click. If the box of a tapped word closed then, the
+// button would move away from the finger, and the click would be lost.
+list.addEventListener("focusout", () => {
+  if (inspected && inspected.tapped) moveStanding(null);
+  else stand(null);
+});

@@ -26,6 +26,11 @@ from tests.unit.test_attachments import pdf
 pytestmark = pytest.mark.browser
 BOX = "#box textarea"
 EDITOR = "#tokens .editor textarea"
+COVERED = """(node) => {
+  const { left, top, width, height } = node.getBoundingClientRect();
+  const front = document.elementFromPoint(left + width / 2, top + height / 2);
+  return Boolean(front && front.closest(".list"));
+}"""
 OVERLAPS = """() => {
   const wrong = [];
   const box = (selector) => document.querySelector(selector).getBoundingClientRect();
@@ -353,6 +358,7 @@ def test_a_phone(another: Callable[..., BrowserContext], address: str) -> None:
     expect(page.locator(".list")).not_to_be_in_viewport()
     page.get_by_role("button", name="Conversations", exact=True).click()
     expect(page.locator("#new")).to_be_in_viewport()
+    assert page.locator("#temperature label span").evaluate(COVERED), "the drawer is in front"
     page.click("#new")
     expect(page.locator("#new")).not_to_be_in_viewport()
     expect(page.locator("#figures .ribbon")).to_be_hidden()
@@ -375,6 +381,14 @@ def test_simple_mode_and_the_tour(page: Page) -> None:
         titles.append(page.locator("#step-title").text_content())
         page.keyboard.press("Enter")
     assert titles[0] == "Watch a race" and titles[-1] == "Models"
+    for name in ("Diagnostics", "Models", "Settings"):
+        page.click("#to-help")
+        page.click("#help .to-tour")
+        expect(page.locator("#guide .step")).to_be_visible()
+        page.get_by_role("tab", name=name, exact=True).click()
+        expect(page.locator("#guide .step")).to_be_hidden()
+        expect(page.locator(".lit")).to_have_count(0)
+        expect(page.get_by_role("tab", name=name, exact=True)).to_be_focused()
     page.click("#mode")
     for _ in range(2):
         expect(page.locator(".offer")).to_be_hidden()

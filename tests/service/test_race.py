@@ -124,13 +124,35 @@ def test_where_forwards_leave_no_gain_that_is_said_before_anything_is_recorded(
     assert isinstance([*session.races.run(OWNER)][-1], Race)
 
 
-def test_what_the_last_race_said_counts_first(session: Session) -> None:
+def test_the_median_of_the_last_races_counts_first(session: Session) -> None:
     *_, race = session.races.run(OWNER, anyway=True)
     assert isinstance(race, Race)
-    (known,) = session.races.known
-    for whole, gains in ((0.84, False), (1.9, True)):
-        session.races.known[known] = replace(race, speedup=Speedup(whole, whole))
+    ((model, ratios),) = session.races.known.items()
+    assert ratios == (race.ratio,)
+    session.costs.known = session.current.info, costs(n0=0.84, n1=2.47, n3=3.1, n7=4.6)
+    session.races.known[model] = (1.9, 0.84, 1.7)
+    assert session.races.no_gain() == "", "one of them was noisy"
+    session.races.known[model] = (1.9, 0.84, 0.9, 0.97)
+    assert session.races.no_gain() == (
+        "in its last 4 races, the median speed with guessing was 0.94× that of plain decoding"
+    )
+
+
+def test_a_single_race_cannot_tell_that_a_model_gains_nothing(session: Session) -> None:
+    session.costs.known = session.current.info, costs(n0=0.55, n1=0.74, n3=1.49)
+    model = session.models.source, session.models.runtime
+    for ratios, gains in (((0.84,), True), ((0.84, 0.9), True), ((0.84, 0.9, 1.0), False)):
+        session.races.known[model] = ratios
         assert (session.races.no_gain() == "") is gains
+
+
+def test_the_last_races_are_remembered(session: Session) -> None:
+    model = session.models.source, session.models.runtime
+    session.races.known[model] = (1.1, 1.2, 1.3, 1.4, 1.5)
+    *_, race = session.races.run(OWNER, anyway=True)
+    assert isinstance(race, Race)
+    assert session.races.known[model] == (1.2, 1.3, 1.4, 1.5, race.ratio)
+    assert replace(race, speedup=Speedup()).ratio == 1.0, "no guess was kept"
 
 
 # the padded model

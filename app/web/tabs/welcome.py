@@ -86,8 +86,8 @@ def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data
     if isinstance(item, Waiting):
         return {"state": "waiting"}
     if isinstance(item, NoGain):
-        text = f"with this model guessing gains nothing on this machine, as {item.why}."
-        return {"state": "none", "outcome": f"No race yet: {text}"}
+        text = "With this model, guessing is not expected to gain anything on this machine: "
+        return {"state": "none", "outcome": f"{text}{item.why}."}
     if isinstance(item, Race):
         lanes = [lane(item.plain), lane(item.fast)]
         played = {"state": "over", "prompt": PROMPT, "lanes": lanes}
