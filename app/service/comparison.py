@@ -113,6 +113,20 @@ class Progress:
         return worth(pairs, 1 if self.differs or self.served else kept)
 
     @property
+    def middle(self) -> int:
+        """The index of the pair whose ratio is the median, the lower one of two in the middle. The
+        last pair if no ratio is known."""
+        found = {at: ratio for at, pair in enumerate(self.pairs) if (ratio := self.ratio(pair))}
+        ordered = sorted(found, key=lambda at: found[at]) or [len(self.pairs) - 1]
+        return ordered[(len(ordered) - 1) // 2]
+
+    def ratio(self, pair: tuple[Run, Run]) -> float | None:
+        """How many times as fast the right side of a pair was, also where that is noise."""
+        if self.differs == "model":
+            return replace(self, pairs=(pair,)).by_character
+        return worth([pair], 1).whole
+
+    @property
     def served(self) -> bool:
         return any(from_server(run) is not None for pair in self.pairs for run in pair)
 

@@ -128,7 +128,8 @@ class Drafter:
 
 def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ...]:
     """The three kinds of drafters of a loaded model, or the server's own one. `models` are the
-    names of the loaded draft models."""
+    names of the loaded draft models, which only some methods use; each conversation has its
+    own method."""
     if info.server is not None:
         return (Drafter("the server", *on_server(info.server)),)
     plain = "" if info.can_tree else "not possible: this model decodes plainly"
@@ -139,7 +140,8 @@ def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ..
         deep = f"{head.name}, up to {tokens(head.depth)} ahead, where it pays" if head else ""
         why = NO_HEAD if head is None else head.note or head.expensive
         built_in = ("", why) if why else (deep, "")
-        found = (shape(info), ""), built_in, (named, "" if named else NO_MODELS)
+        stacked = f"{named}, if the chosen method uses them" if named else ""
+        found = (shape(info), ""), built_in, (stacked, "" if named else NO_MODELS)
     kinds = "databases", "built-in head", "draft models"
     return tuple(Drafter(name, *each) for name, each in zip(kinds, found, strict=True))
 

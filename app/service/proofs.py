@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
-from statistics import median
 from typing import Any
 
 from app.service.comparison import LEFT, RIGHT, Pairs, Progress, Proof, Race, Side, differs
@@ -114,8 +113,8 @@ class Proofs:
     def proof_of(self, owner: str, finished: FinishedAnswer, progress: Progress) -> Proof:
         found = reruns_of(finished, progress.pairs)
         shown, (plain, fast) = finished.run, progress.pairs[found.middle]
-        speeds = [summarise(slow).tokens_per_second for slow, _ in progress.pairs]
-        self.core.current.plain = PlainSpeed(median(speeds), "by the last proof")
+        speed = summarise(plain).tokens_per_second
+        self.core.current.plain = PlainSpeed(speed, "by the last proof")
         if finished.run_id:
             self.core.history.note(owner, finished.run_id, found.speedup)
         return Proof(
@@ -193,8 +192,8 @@ class Proofs:
                 self.keep(owner, sides, progress)
         for at, side in enumerate(sides):
             if progress and progress.pairs and side.method == PLAIN and not side.source:
-                speeds = [summarise(pair[at]).tokens_per_second for pair in progress.pairs]
-                self.core.current.plain = PlainSpeed(median(speeds), "in the last comparison")
+                speed = summarise(progress.pairs[progress.middle][at]).tokens_per_second
+                self.core.current.plain = PlainSpeed(speed, "in the last comparison")
 
     def pairs_of(
         self, owner: str, messages: Sequence[Message], sides: tuple[Side, Side], task: Task

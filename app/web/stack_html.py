@@ -14,6 +14,7 @@ from engine.hsd.planner import (
     DATABASES,
     HEAD,
     MERGED,
+    NAMES,
     Plan,
     Recursion,
     memory,
@@ -29,8 +30,8 @@ PLAN = "<h3>Plan</h3>"
 DRAFTING = {
     "": "",
     DATABASES: "The databases draft",
-    HEAD: "Its built-in head drafts",
-    MERGED: "The databases and its built-in head draft",
+    HEAD: "The built-in head drafts",
+    MERGED: "The databases and the built-in head draft",
 }
 
 
@@ -180,7 +181,7 @@ def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Seque
 def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
     """Why no draft model is used: the time that each would take alone, and the reasons for it."""
     profile, recursion = family.profiled(), Recursion(family.profiled(), rule)
-    drafting = f"The {plan.source} alone" if plan.source else "Plain decoding"
+    drafting = f"the {NAMES[plan.source]} alone" if plan.source else "plain decoding"
     text = f"{drafting}: {per_token(recursion.latency(plan))} per token, predicted."
     if better := best_plan(family, rule, plan, recursion):
         yield finding("", "No draft model is used", text + better)
@@ -191,7 +192,7 @@ def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial
         if text := slower(recursion, single, rule, trials):
             yield finding("", "Slower than plain", text)
         elif plan.source:
-            title = f"Predicted slower than the {plan.source}"
+            title = f"Predicted slower than the {NAMES[plan.source]}"
             yield finding("", title, f"{single}, {seconds} per token.")
 
 

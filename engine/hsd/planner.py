@@ -36,6 +36,12 @@ HEAD: Literal["head"] = "head"
 MERGED: Literal["databases+head"] = "databases+head"
 Source = Literal["", "databases", "head", "databases+head"]
 """The drafter of the lowest model of a plan: none, the databases, its own head, or both."""
+NAMES: dict[Source, str] = {
+    DATABASES: "databases",
+    HEAD: "built-in head",
+    MERGED: "databases and built-in head",
+}
+"""The sources as sentences name them."""
 SOURCES: dict[Source, tuple[bool, bool]] = {
     "": (False, False),
     DATABASES: (True, False),

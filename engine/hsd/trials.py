@@ -33,6 +33,7 @@ from engine.errors import Cancelled
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import (
     LONGEST,
+    NAMES,
     Distribution,
     Plan,
     Recursion,
@@ -241,8 +242,8 @@ def source_reason(model: ModelProfile, plan: Plan) -> str:
     if emits > needed:
         return ""
     return (
-        f"With the {plan.source} {model.name} gives {emits:.2f} tokens per step. It would need "
-        f"{needed:.2f} to be faster than without."
+        f"With the {NAMES[plan.source]} {model.name} gives {emits:.2f} tokens per step. It would "
+        f"need {needed:.2f} to be faster than without."
     )
 
 

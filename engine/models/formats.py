@@ -179,7 +179,9 @@ class Gguf(FileFormat):
         return source.lower().endswith(ENDING)
 
     def check_library(self, source: str) -> None:
-        llama_cpp_python.check(source)
+        # A path that leads nowhere is reported as such.
+        if hub_file(source) or os.path.exists(os.path.expanduser(source)):
+            llama_cpp_python.check(source)
 
     def name(self, source: str) -> str:
         name = Path(source.rpartition(":")[2]).name

@@ -337,6 +337,7 @@ def memory_need(
     parameters += sum(listed[name].parameter_count for name in listed.keys() - left | own.keys())
     number = SIZES[loading.kind or "BF16"]
     with reading(source, "its config.json does not tell its sizes"):
+        context_length = min(context_length, longest(config, context_length))
         cache = cache_numbers(config, context_length) * number
     with reading(source, "its config.json does not tell its states"):
         cache += state_bytes(config)
@@ -425,6 +426,11 @@ def config_of(source: str, folder: Path) -> Mapping[str, Any]:
         return {**config, **config.get("text_config", config)}
 
 
+def longest(config: Mapping[str, Any], default: int) -> int:
+    """The longest context that a model can read, by its config."""
+    return whole(config, "max_position_embeddings", "n_positions", default=default)
+
+
 def cache_numbers(config: Mapping[str, Any], context_length: int) -> int:
     """The keys and values of a full context: layers that have attention x 2 x heads x size of a
     head x rows."""
@@ -435,9 +441,8 @@ def cache_numbers(config: Mapping[str, Any], context_length: int) -> int:
     hidden = whole(config, "hidden_size", "n_embd")
     key_heads = whole(config, "num_key_value_heads", default=heads)
     size = whole(config, "head_dim", default=hidden // heads)
-    own = whole(config, "max_position_embeddings", "n_positions", default=context_length)
     # After the context there is room for the largest draft tree and its root.
-    return layers * 2 * key_heads * size * (min(own, context_length) + LARGEST + 1)
+    return layers * 2 * key_heads * size * (context_length + LARGEST + 1)
 
 
 def tensors(source: str, folder: Path) -> dict[str, "TensorInfo"]:

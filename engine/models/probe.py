@@ -57,7 +57,6 @@ class Probe:
 
 def probed(source: str, runtime: Runtime) -> Probe:
     """The result of probing a file. Raises ModelError for one that cannot be used."""
-    llama_cpp_python.check(source)
     if runtime.flash_attention == "off" and runtime.cache_type in QUANTIZED:
         raise ModelError(
             f"A cache of {runtime.cache_type} numbers needs flash attention, which is off. Turn it "
@@ -74,6 +73,7 @@ def probed(source: str, runtime: Runtime) -> Probe:
     if magic != MAGIC:
         problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
         raise refusal(source, problem)
+    llama_cpp_python.check(source)
     state = path.stat()
     return probe_of(source, path, runtime, (state.st_size, state.st_mtime_ns))
 

@@ -91,6 +91,18 @@ def test_the_cache_is_of_the_context_that_will_be_used(folder: Path) -> None:
     assert memory_need(str(folder), "mps", "auto", 50).cache == 2 * 2 * 4 * 8 * (50 + 129) * 2
 
 
+def test_no_cache_is_longer_than_what_the_model_can_read() -> None:
+    """Neither its own nor that of its head."""
+    target = SMALL.parent / "target"
+    head = target / "head"
+    limit = json.loads((target / "config.json").read_text())["max_position_embeddings"]
+    full = memory_need(str(target), "cpu", "float32", limit, head)
+    assert full.cache > memory_need(str(target), "cpu", "float32", limit).cache
+    for longer in (limit + 1, 16 * limit):
+        assert memory_need(str(target), "cpu", "float32", longer, head) == full
+    assert memory_need(str(target), "cpu", "float32", limit - 1, head).cache < full.cache
+
+
 def test_the_files_of_an_index_count_once_and_others_do_not(folder: Path) -> None:
     for name in ("one.safetensors", "two.safetensors", "consolidated.safetensors"):
         weights(folder / name, {name: ("F32", [7])})

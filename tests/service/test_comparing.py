@@ -123,6 +123,12 @@ def test_two_methods_say_the_same_and_take_turns(
     assert sorted(kinds) == ["context"] * 3 + ["hd"] * 3, "looking at the prompt is no run"
 
 
+def test_the_plain_speed_is_that_of_the_repeat_that_is_shown(session: Session) -> None:
+    last = last_of(sides(session, PLAINLY, Side(HD, GENERATION), 3))
+    plain, _ = last.pairs[last.middle]
+    assert session.current.plain.tokens_per_second == summarise(plain).tokens_per_second
+
+
 def test_no_side_knows_the_answer_that_was_just_given(session: Session) -> None:
     """The left one comes first, and its drafters are told before it begins."""
     ask(session, chosen=Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False))

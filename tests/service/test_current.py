@@ -76,7 +76,8 @@ def test_the_line_names_what_drafts_alone() -> None:
     chain = replace(INFO, leaves=1, depth=8, head=MTP)
     assert line(chain, ["small"]) == (
         "Guesses come from: databases (one guess per token, up to 8 tokens ahead), built-in head "
-        "(MTP, up to 8 tokens ahead, where it pays), draft models (small)."
+        "(MTP, up to 8 tokens ahead, where it pays), draft models (small, if the chosen method "
+        "uses them)."
     )
 
 

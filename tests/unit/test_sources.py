@@ -14,7 +14,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from engine.errors import Cancelled, ModelError
 from engine.models import hub as hub_module
-from engine.models import loaders
+from engine.models import llama_cpp_python, loaders
 from engine.models.formats import format_of
 from engine.models.gguf_files import HubFile, heads_for, hub_file
 from engine.models.hub import check_reachable
@@ -538,6 +538,20 @@ def is_loaded(name: str) -> bool:
 def test_what_is_not_there_is_not_listed(hub: Hub, source: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         check(source)
+
+
+def test_a_file_that_is_not_there_needs_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp_python, "installed", lambda: False)
+    gone, there = str(tmp_path / "gone.gguf"), put(tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match=r"^There is no .*gone\.gguf' on this machine"):
+        check(gone)
+    with pytest.raises(ModelError, match="there is no such file"):
+        loaders.load(gone)
+    for source in (there, "some/one:a.gguf"):
+        with pytest.raises(ModelError, match="GGUF support is not set up"):
+            check(source)
 
 
 @pytest.mark.parametrize(

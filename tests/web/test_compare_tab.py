@@ -101,12 +101,42 @@ def test_another_model_is_compared_by_characters_and_its_text_is_no_fault(
     progress = Progress(pairs, 1, None, same_text=False, over=True, differs="model")
     found = compare.banner(session, progress, 2)
     assert "Two models" in found and "<b>3.00×</b> as many characters per second" in found
-    assert "repeats 2.00–4.00×" in found and "First difference" not in found
+    assert (
+        "repeats 2.00–4.00×, of which repeat 2 is shown" in found
+        and "First difference" not in found
+    )
     first = compare.drawn(progress)[0]
     assert first.layout.title.text == "Speed of the right side over the left one"
     assert list(first.data[0].y) == [4.0, 2.0]
     shown = compare.head(compare.heading(progress, pairs[0][0], f"{EVIL} (toy)"), pairs[0][0])
     assert "<img" not in shown and "&lt;img" in shown
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_panes_and_charts_show_the_pair_whose_speedup_is_the_median(
+    session: Session, stopped: bool
+) -> None:
+    pairs = tuple((run("plain", seconds=2.0), run("hd", seconds=each)) for each in (1.6, 1.0, 2.5))
+    going = Progress(pairs, 2, None, differs="settings")
+    assert going.middle == 0
+    on = tab_of(compare.Compare, session)
+    assert not {*on.heads, *on.views} & on.updates(going, 4, ["", ""]).keys()
+    shown = on.updates(replace(going, over=not stopped, cancelled=stopped), 3, ["", ""])
+    assert "<b>1.25×</b>" in str(shown[on.verdict])
+    assert "of which repeat 1 is shown" in str(shown[on.verdict])
+    assert [shown[each] for each in on.heads] == [
+        compare.head(compare.heading(going, one, ""), one) for one in pairs[0]
+    ]
+    assert [shown[each]["turns"][0]["key"] for each in on.views] == ["0-plain-0", "1-hd-0"]  # type: ignore[index]
+    assert shown[on.plots[1]] == compare.drawn(replace(going, pairs=pairs[:1]))[1]
+
+
+def test_the_lower_one_of_two_pairs_in_the_middle_is_shown_and_noise_is_ordered_too() -> None:
+    pairs = tuple((run("plain", seconds=each), run("hd", seconds=1.0)) for each in (4.0, 2.0))
+    assert Progress(pairs, 1, None).middle == 1
+    assert Progress(pairs, 1, None, differs="model").middle == 1
+    unmeasured = run("plain", seconds=0.0), run("hd", seconds=0.0)
+    assert Progress((unmeasured, unmeasured), 1, None).middle == 1
 
 
 def test_other_settings_are_compared_by_their_speed(session: Session) -> None:

@@ -321,7 +321,7 @@ def test_the_context_field_says_what_is_loaded(
     context, source = on.runtime["context_length"], shop.source("one")
     current = on.session.current
     for length, text in (
-        (2048, "one reads at most 2,048 tokens, so 2,048 are loaded."),
+        (2048, "one reads at most 2,048 tokens: no more can be loaded."),
         (8192, models.META["context_length"]["help"]),
     ):
         monkeypatch.setattr(type(current), "info", replace(current.info, context_length=length))

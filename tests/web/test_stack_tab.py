@@ -17,7 +17,7 @@ from engine.compare import UNKNOWN, Speedup
 from engine.errors import StrataError
 from engine.heads.base import HeadInfo
 from engine.hsd.family import Family
-from engine.hsd.planner import Plan, Recursion, Source, StackLevel, edges, resolve
+from engine.hsd.planner import NAMES, Plan, Recursion, Source, StackLevel, edges, resolve
 from engine.hsd.profile import ModelProfile, Outcome, Pair, Profile, Rounds
 from engine.hsd.trials import Trial, entries, reasons
 from engine.settings import Drafting, Sampling
@@ -74,8 +74,14 @@ def test_one_sentence_says_what_the_last_stack_took_next_to_its_prediction() -> 
     assert stack_html.remark(few, "match") == "", "too little to say"
 
 
-@pytest.mark.parametrize("source", ["head", "databases+head"])
-def test_a_head_is_drawn_and_named_like_the_databases(source: Source) -> None:
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("head", "The built-in head drafts for toy."),
+        ("databases+head", "The databases and the built-in head draft for toy."),
+    ],
+)
+def test_a_head_is_drawn_and_named_like_the_databases(source: Source, sentence: str) -> None:
     found = profile_of()
     head = Rounds((0.0, 0.0, 1.0), 1.3)
     target = replace(found.target, head=head, merged=head)
@@ -86,8 +92,8 @@ def test_a_head_is_drawn_and_named_like_the_databases(source: Source) -> None:
     thick = [line for line in figure.data if line.mode == "lines" and line.line.width == 4]
     assert len(thick) == 1 and source in str(figure)
     shown = stack_html.planned(family_of(profile), "match", plan, source)
-    assert f"{source} only" in shown and "its built-in head draft" in shown.lower()
-    assert f"With the {source}" in " ".join(
+    assert f"{source} only" in shown and sentence in shown
+    assert f"With the {NAMES[source]} toy gives" in " ".join(
         reasons(Recursion(replace(profile, models=(*found.models[:-1], slowed(target))), "match"),
                 plan, "match")
     )  # fmt: skip
@@ -216,7 +222,10 @@ def test_a_stack_that_pays_is_said_to_and_one_that_is_slower_is_named_with_its_r
 
 def test_where_no_stack_pays_it_says_why_calmly() -> None:
     text = findings(family_of(profile_of(small=0.02, mid=0.02)))
-    assert "No draft model is worth it here" in text and "The databases alone: 800 ms" in text
+    assert (
+        "No draft model is worth it here" in text
+        and "here</b>: the databases alone: 800 ms" in text
+    )
     assert text.count("accepts") == 2 and "differs" not in text
     unused = findings(family_of(profile_of()), "databases")
     assert "No draft model is used" in unused and "Predicted to be fastest" in unused
@@ -226,6 +235,10 @@ def test_where_no_stack_pays_it_says_why_calmly() -> None:
     text = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
     assert "No draft model is worth it here" in text
     assert "Predicted slower than the databases" in text
+    target = replace(profile.target, merged=databases)
+    text = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
+    assert "here</b>: the databases and built-in head alone: " in text
+    assert "Predicted slower than the databases and built-in head" in text
 
 
 def test_measured_times_are_compared_with_each_other() -> None:

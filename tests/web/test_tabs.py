@@ -261,6 +261,7 @@ def test_there_is_one_plain_speed(session: Session) -> None:
     *_, proof = session.proofs.prove("local", conversation)
     assert proof.plain is not None
     assert session.current.plain.when == "by the last proof"
+    assert session.current.plain.tokens_per_second == summarise(proof.plain).tokens_per_second
     assert "p" not in figures_of(session, conversation), "that is of its time"
 
 

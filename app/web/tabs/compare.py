@@ -280,7 +280,8 @@ def spread(progress: Progress) -> str:
     known = [ratio for ratio in ratios(progress) if ratio is not None]
     if len(known) < 2 or whole(progress) is None:
         return ""
-    return f"; repeats {min(known):.2f}–{max(known):.2f}×"
+    shown = f"of which repeat {progress.middle + 1} is shown"
+    return f"; repeats {min(known):.2f}–{max(known):.2f}×, {shown}"
 
 
 def ratios(progress: Progress | None) -> list[float | None]:
@@ -320,9 +321,11 @@ def unlike(progress: Progress) -> str:
 
 
 def drawn(progress: Progress | None) -> list[go.Figure]:
-    """The six charts of the latest pair. They show the side that drafts, compared with the
+    """The six charts of the median pair. They show the side that drafts, compared with the
     other."""
-    left, right = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
+    left, right = NO_RUN, NO_RUN
+    if progress and progress.pairs:
+        left, right = progress.pairs[progress.middle]
     first = charts.speedups(ratios(progress), whole(progress))
     if progress is None or is_plain(progress, LEFT) and not progress.differs:
         return [first, *charts.of_run(digest(right), digest(left))]
@@ -390,13 +393,23 @@ class Compare(Tab):
         shown: Updates = {self.verdict: banner(self.session, progress, repeats)}
         running = progress.running
         if running is not None:
-            at, name = progress.side, f"{progress.side}-{running.method}-{progress.repeat}"
-            shown[self.heads[at]] = head(heading(progress, running, models[at]), running)
-            shown[self.views[at]] = render.side_by_side(name, running.steps)
+            shown |= self.pane(progress, progress.side, running, progress.repeat, models)
         elif progress.pairs:
             shown |= dict(zip(self.plots, drawn(progress), strict=True))
             shown[self.charts] = gr.update(visible=True)
+            if progress.over or progress.cancelled:
+                for side, run in enumerate(progress.pairs[progress.middle]):
+                    shown |= self.pane(progress, side, run, progress.middle, models)
         return shown
+
+    def pane(
+        self, progress: Progress, side: int, run: Run, repeat: int, models: Sequence[str]
+    ) -> Updates:
+        name = f"{side}-{run.method}-{repeat}"
+        return {
+            self.heads[side]: head(heading(progress, run, models[side]), run),
+            self.views[side]: render.side_by_side(name, run.steps),
+        }
 
     def chosen_sides(self, values: Sequence[object]) -> tuple[str, tuple[Side, Side]]:
         """The system prompt and both sides, with one seed. Raises SettingError."""

@@ -329,10 +329,11 @@ class ModelsTab(Tab):
         return self.limited(self.candidates().get(source or ""))
 
     def limited(self, candidate: Candidate | None) -> Updates:
-        """Show the help text of the context length. A loaded model may have less than requested."""
+        """Show the help text of the context length. A loaded model may have less than requested.
+        The text holds for every value, as any may be typed."""
         info, actual = META["context_length"]["help"], self.session.current.info.context_length
         if candidate and candidate.loaded and actual < self.models.runtime.context_length:
-            info = f"{candidate.name} reads at most {actual:,} tokens, so {actual:,} are loaded."
+            info = f"{candidate.name} reads at most {actual:,} tokens: no more can be loaded."
         return {self.runtime["context_length"]: gr.update(info=info)}
 
     def devices(self, source: str) -> list[str]:
