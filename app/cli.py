@@ -199,9 +199,15 @@ def measure_ways(options: Options) -> None:
         import_hub(Path(made))
         from app.service.ways import TITLES
         from engine.models.loaders import check_there
+        from engine.servers.client import is_address
         from storage.database import Database
 
         check_there(options.model)
+        if is_address(options.model):
+            raise SettingError(
+                f"{options.model!r} is a model on a server, whose ways to run it cannot be "
+                "measured. Give a model on this machine."
+            )
         database = stack.enter_context(Database(Path(made) / DATABASE))
         session = session_of(options, Path(made), database, stack)
         follow(session.models.start(options.model, options.runtime))

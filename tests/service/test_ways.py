@@ -238,3 +238,5 @@ def test_a_terminal_says_why_there_is_nothing_to_measure(
         cli.measure_ways(parse_ways([]))
     with pytest.raises(StrataError, match="no/such"):
         cli.measure_ways(parse_ways(["--model", "no/such/folder/"]))
+    with pytest.raises(SettingError, match="a model on a server"):
+        cli.measure_ways(parse_ways(["--model", "http://127.0.0.1:9/v1"]))
