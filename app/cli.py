@@ -117,7 +117,9 @@ def serve(options: Options) -> None:
             models.give_key(options.model, os.environ.get(SERVER_KEY, ""))
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
-        threading.Thread(target=load, args=(session, loading), daemon=True).start()
+        ended = threading.Event()
+        stack.callback(ended.set)
+        threading.Thread(target=load, args=(session, loading, ended), daemon=True).start()
         if options.page:
             serve_page(options, folder, database, session)
         else:
@@ -316,10 +318,11 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
     return Local(partial(open_table, statistics), each=each, store=store)
 
 
-def load(session: "Session", loading: Iterator["Progress"]) -> None:
+def load(session: "Session", loading: Iterator["Progress"], ended: threading.Event) -> None:
     """Load the first model, with a progress bar on the terminal.
 
-    If that fails, the page still works: it shows the reason, and can load another model.
+    If that fails, the page still works: it shows the reason, and can load another model. Once the
+    app has `ended`, nobody needs the reason.
     """
     from app.service.ways import fewer_bits
 
@@ -330,7 +333,8 @@ def load(session: "Session", loading: Iterator["Progress"]) -> None:
             hint = f"It should answer sooner with --bits 8 or 4: strata {WAYS} measures that."
             tell([hint])
     except StrataError as error:
-        tell([str(error)])
+        if not ended.is_set():
+            tell([str(error)])
 
 
 def follow(work: Iterator["Progress"]) -> str:

@@ -17,6 +17,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from errno import EACCES, EADDRINUSE
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
@@ -187,17 +188,18 @@ def pick_port(host: str, requested: int | None) -> int:
     """The requested port, or a free one for None and 0. Raises SettingError if there is none."""
     usual = range(FIRST_PORT, FIRST_PORT + PORTS_TRIED) if requested is None else ()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    why = ""
+    why, is_port = "", False
     for port in (*usual, requested or 0):
         try:
             with socket.create_server((host, port), family=family) as probe:
                 return int(probe.getsockname()[1])
         except OSError as error:
             why = error.strerror or str(error)
-    if requested:
+            is_port = error.errno in (EADDRINUSE, EACCES)
+    if requested and is_port:
         raise SettingError(
-            f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
-            "not this machine's. Choose another with --port, or leave it out."
+            f"{host}:{requested} cannot be listened on: the port is in use, or reserved by the "
+            "system. Choose another with --port, or leave it out."
         )
     raise SettingError(
         f"The address {host!r} cannot be listened on ({why}). Give an address of this machine with "
