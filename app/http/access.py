@@ -60,7 +60,6 @@ MAX_REQUEST = 8 * MEGABYTE
 """The largest request of another program, which is more than any context holds."""
 CORS = (
     (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
     (b"access-control-max-age", b"600"),
 )
 
@@ -84,7 +83,7 @@ JOIN = "/gradio_api/queue/join"
 """The path to which the page sends its events."""
 PAGE = Route("GET HEAD", "/", "document")
 PROGRAMS = (
-    Route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
+    Route("GET HEAD", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
     Route(
         "POST",
         r"/v1/(?:(?:chat/)?completions|messages(?:/count_tokens)?|responses)",
@@ -235,12 +234,13 @@ class Access:
         asks_first = bool(named) and method == "OPTIONS"
         if asks_first:
             method = only(headers, "access-control-request-method")
+        sends = only(headers, "access-control-request-headers") if asks_first else ""
         secure = (self.hosts.origin(only(headers, "host")) or "").startswith("https:")
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = isolated(message.get("headers", ()), secure)
-                message["headers"] = [*kept, *opened(named)]
+                message["headers"] = [*kept, *opened(named, sends)]
             await send(message)
 
         try:
@@ -284,12 +284,14 @@ def only(headers: Headers, name: str) -> str:
     return found[0].strip() if len(found) == 1 else ""
 
 
-def opened(origin: str) -> list[tuple[bytes, bytes]]:
-    """The headers that let a page of this origin read a response."""
+def opened(origin: str, sends: str) -> list[tuple[bytes, bytes]]:
+    """The headers that let a page of this origin read a response, and send the headers whose names
+    it asks for: clients have their own, which change nothing here."""
     if not origin:
         return []
     named = (b"access-control-allow-origin", origin.encode("latin-1"))
-    return [named, (b"vary", b"origin"), *CORS]
+    allowed = [(b"access-control-allow-headers", sends.encode("latin-1"))] if sends else []
+    return [named, (b"vary", b"origin"), *CORS, *allowed]
 
 
 def check(
