@@ -117,7 +117,9 @@ def serve(options: Options) -> None:
             models.give_key(options.model, os.environ.get(SERVER_KEY, ""))
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
-        threading.Thread(target=load, args=(session, loading), daemon=True).start()
+        ended = threading.Event()
+        stack.callback(ended.set)
+        threading.Thread(target=load, args=(session, loading, ended), daemon=True).start()
         if options.page:
             serve_page(options, folder, database, session)
         else:
@@ -199,9 +201,15 @@ def measure_ways(options: Options) -> None:
         import_hub(Path(made))
         from app.service.ways import TITLES
         from engine.models.loaders import check_there
+        from engine.servers.client import is_address
         from storage.database import Database
 
         check_there(options.model)
+        if is_address(options.model):
+            raise SettingError(
+                f"{options.model!r} is a model on a server, whose ways to run it cannot be "
+                "measured. Give a model on this machine."
+            )
         database = stack.enter_context(Database(Path(made) / DATABASE))
         session = session_of(options, Path(made), database, stack)
         follow(session.models.start(options.model, options.runtime))
@@ -310,10 +318,11 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
     return Local(partial(open_table, statistics), each=each, store=store)
 
 
-def load(session: "Session", loading: Iterator["Progress"]) -> None:
+def load(session: "Session", loading: Iterator["Progress"], ended: threading.Event) -> None:
     """Load the first model, with a progress bar on the terminal.
 
-    If that fails, the page still works: it shows the reason, and can load another model.
+    If that fails, the page still works: it shows the reason, and can load another model. Once the
+    app has `ended`, nobody needs the reason.
     """
     from app.service.ways import fewer_bits
 
@@ -324,7 +333,8 @@ def load(session: "Session", loading: Iterator["Progress"]) -> None:
             hint = f"It should answer sooner with --bits 8 or 4: strata {WAYS} measures that."
             tell([hint])
     except StrataError as error:
-        tell([str(error)])
+        if not ended.is_set():
+            tell([str(error)])
 
 
 def follow(work: Iterator["Progress"]) -> str:

@@ -417,7 +417,7 @@ class Answer:
         if len(prompt) >= context:
             raise PromptError(
                 f"The prompt has {len(prompt):,} tokens, and {backend.info.name} reads at most "
-                f"{context:,} with the answer. Shorten the message or start a new conversation."
+                f"{context:,} with the answer. Shorten it."
             )
         self.eos_ids = backend.info.eos_ids
         self.text = text or TextStream(backend.detokenize, generation.stop)

@@ -32,10 +32,14 @@ def check_range(owner: object, item: Field[Any]) -> None:
     wants = int if isinstance(item.default, int) else float
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if not numeric or not low <= value <= high or (wants is int and value != int(value)):
-        kind = "a whole number" if wants is int else "a number"
+        given = (
+            "a whole number from {:,} to {:,}"
+            if wants is int
+            else "a number from {:.12g} to {:.12g}"
+        )
         raise SettingError(
             f"{item.metadata['label']} cannot be {shortened(value)}. "
-            f"Give {kind} from {low:.12g} to {high:.12g}."
+            f"Give {given.format(low, high)}."
         )
     object.__setattr__(owner, item.name, wants(value))
 

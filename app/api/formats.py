@@ -3,16 +3,16 @@
 All of them become one `AnswerFormat`. Only one may be given.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from app.http.problems import refused
 from engine.constraint import grammar_of
 from engine.errors import SettingError
 from engine.settings import ANY_OBJECT, AnswerFormat
 from engine.tools import as_json
-from storage.validation import Outside
+from storage.validation import Outside, refusal
 
 MOST_OPTIONS = 4096
 
@@ -36,16 +36,26 @@ class NamedSchema(Outside):
 
 
 class ResponseFormat(Outside):
+    """`place` is where the schema stands."""
+
+    place: ClassVar[str] = "response_format.json_schema.schema"
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema_: Schema = Field(default=None, alias="schema", description="a JSON schema")
 
+    @model_validator(mode="after")
+    def has_schema(self) -> Self:
+        if self.type == "json_schema" and self.given is None:
+            raise refusal(f"{self.place} is missing. Give a JSON schema.")
+        return self
+
+    @property
+    def given(self) -> str | None:
+        return self.schema_ if self.json_schema is None else self.json_schema.schema_
+
     @property
     def schema_text(self) -> str | None:
-        if self.type == "text":
-            return None
-        given = self.schema_ if self.json_schema is None else self.json_schema.schema_
-        return given or ANY_OBJECT
+        return None if self.type == "text" else self.given or ANY_OBJECT
 
 
 class StructuredOutputs(Outside):

@@ -74,7 +74,9 @@ class SentBlock(Given):
 
 
 class SentMessage(Given):
-    role: Literal["user", "assistant", "system"]
+    role: Literal["user", "assistant", "system"] = Field(
+        description="'user', 'assistant' or 'system'"
+    )
     content: Annotated[list[SentBlock], FailFast(), BeforeValidator(in_parts)] = Field(
         description="a string, or a list of blocks"
     )
@@ -120,6 +122,12 @@ class SentThinking(Given):
 class OutputFormat(Given):
     type: Literal["json_schema"]
     schema_: Schema = Field(alias="schema", description="a JSON schema")
+
+    @model_validator(mode="after")
+    def has_schema(self) -> Self:
+        if self.schema_ is None:
+            raise refusal("output_config.format.schema is missing. Give a JSON schema.")
+        return self
 
 
 class OutputConfig(Given):

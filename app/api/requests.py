@@ -93,8 +93,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Unsupported parameters, and the values with which they do not change the answer, besides null."""
 NOT_HERE = {
     "tools": "Only answers to messages can call tools. Use /v1/chat/completions.",
-    "functions": "Functions are not supported. Ask for text, and parse it yourself.",
-    "echo": "The prompt is not repeated, because you have it.",
+    "functions": "Functions are not supported. Use tools.",
+    "echo": "The prompt is not repeated, because you have it. Leave echo out.",
 }
 
 
@@ -125,12 +125,14 @@ def sampled(value: Any, info: ValidationInfo) -> Any:
     """Validate a setting of the sampler by its range in `Sampling`. As with other servers, -1 means
     "all" for top_k and "any" for the seed."""
     name = info.field_name or ""
-    if value == -1 and name in ("top_k", "seed"):
+    may_be_open = name in ("top_k", "seed")
+    if value == -1 and may_be_open:
         return 0 if name == "top_k" else None
     try:
         return getattr(Sampling(**{name: value}), name)
     except SettingError as error:
-        raise refusal(str(error)) from error
+        text = str(error)
+        raise refusal(f"{text.removesuffix('.')}, or -1." if may_be_open else text) from error
 
 
 def in_parts(value: Any) -> Any:
@@ -310,9 +312,11 @@ LIST = (
 
 
 class SentMessage(Given):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="'system', 'developer', 'user', 'assistant' or 'tool'"
+    )
     content: Content = []
-    tool_calls: Annotated[list[SentCall], FailFast()] = []
+    tool_calls: Annotated[list[SentCall], FailFast(), Field(description="a list of calls")] = []
     tool_call_id: Id | None = None
     function_call: Nothing = None
     audio: Nothing = None
@@ -678,8 +682,12 @@ def enforced(info: BackendInfo, tools: Sequence[Tool], choice: Choice) -> Answer
     """The format of an answer that calls one of the tools. Raises ApiError."""
     among = [tool for tool in tools if choice.name in ("", tool.name)]
     if not among:
-        demanded = quoted(choice.name) if choice.name else "a call"
-        raise refused(f"tool_choice demands {demanded}, which is none of the tools.", "tool_choice")
+        raise refused(
+            f"tool_choice demands {quoted(choice.name)}, which is none of the tools."
+            if choice.name
+            else "tool_choice demands a call, so it needs tools. Give some, or use 'auto'.",
+            "tool_choice",
+        )
     frame = None if info.calls is None else info.calls.frame
     if frame is None:
         raise refused(
@@ -723,9 +731,10 @@ def answered(turns: Iterable[Message], name: str) -> Iterator[Message]:
 
 def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:
     """The requests for a prompt: a text, a list of tokens, or a list of either."""
-    several = isinstance(given, list) and (not given or not is_number(given[0]))
-    each = given if several else [given]
-    return [prompt_of(one, basic, info) for one in each or [None]]
+    if given is None:
+        raise no_prompt("is missing", info)
+    several = isinstance(given, list) and given and not is_number(given[0])
+    return [prompt_of(one, basic, info) for one in (given if several else [given])]
 
 
 def prompt_of(given: Any, basic: Request, info: BackendInfo) -> Request:
@@ -735,9 +744,13 @@ def prompt_of(given: Any, basic: Request, info: BackendInfo) -> Request:
     size = info.vocabulary_size
     if tokens and all(is_number(token) and 0 <= token < size for token in tokens):
         return replace(basic, prompt=tuple(tokens))
-    raise refused(
-        f"prompt cannot be {quoted(given)}. Give a text that is not empty, a list of tokens "
-        f"from 0 to {size - 1:,}, or a list of either.",
+    raise no_prompt(f"cannot be {quoted(given)}", info)
+
+
+def no_prompt(what: str, info: BackendInfo) -> ApiError:
+    return refused(
+        f"prompt {what}. Give a text that is not empty, a list of tokens from 0 to "
+        f"{info.vocabulary_size - 1:,}, or a list of either.",
         "prompt",
     )
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
 from app.api.answers import Block, BlockKind, Blocks, Data, Step
 from app.api.figures import figures
@@ -12,6 +12,7 @@ from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
     EFFORTS,
     LIST,
+    MOST_MESSAGES,
     AnswerOptions,
     Arguments,
     Body,
@@ -21,7 +22,6 @@ from app.api.requests import (
     Given,
     Id,
     Limit,
-    Nothing,
     Object,
     SentEffort,
     ToolChoice,
@@ -75,7 +75,9 @@ class Item(Given):
         default="message",
         description="'message', 'function_call', 'custom_tool_call' or one of their outputs",
     )
-    role: Literal["user", "assistant", "system", "developer"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = Field(
+        default=None, description="'user', 'assistant', 'system' or 'developer'"
+    )
     content: Content = []
     call_id: Id | None = None
     name: ToolName | None = None
@@ -174,17 +176,30 @@ class SentTool(ToolFunction):
         return {**known, "parameters": json.loads(self.parameters), "strict": None}
 
 
+class TextFormat(ResponseFormat):
+    place: ClassVar[str] = "text.format.schema"
+
+
 class TextOptions(Given):
-    format: ResponseFormat = ResponseFormat(type="text")
+    format: TextFormat = TextFormat(type="text")
 
 
 class Reasoning(Given):
     effort: SentEffort | None = None
 
 
+def not_stored(value: Any) -> Any:
+    if value:
+        raise refusal("Stored prompts are not supported. Send instructions and an input.")
+    return value
+
+
 class Responses(Body):
     asked: ClassVar[str] = "input"
-    input: Annotated[list[Item], *LIST, BeforeValidator(items)]
+    prompt: Annotated[Any, AfterValidator(not_stored)] = None
+    input: Annotated[list[Item], *LIST, BeforeValidator(items)] = Field(
+        description=f"a text, or a list of 1 to {MOST_MESSAGES:,} items"
+    )
     instructions: str = ""
     previous_response_id: Id | None = None
     store: bool = True
@@ -194,7 +209,6 @@ class Responses(Body):
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
     text: TextOptions = TextOptions()
-    prompt: Nothing = None
 
     @property
     def options(self) -> AnswerOptions:
@@ -252,7 +266,7 @@ class ResponsesReply(Blocks):
 
     def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
         output, name = block.number, ITEMS[block.kind][2]
-        item = self.item(block, "in_progress" if step == "start" else "completed")
+        item = self.item(block, "in_progress" if step == "start" else self.status_of(block))
         where: Data = {"item_id": item["id"], "output_index": output}
         if block.call is None:
             where["content_index"] = 0
@@ -276,6 +290,11 @@ class ResponsesReply(Blocks):
         status = "incomplete" if self.grown.finish == "length" else "completed"
         return self.response(status) | {"usage": self.tokens} | figures(self.answered)
 
+    def status_of(self, block: Block) -> str:
+        """The status of an item that does not grow any more: a call is whole in any case."""
+        is_cut = self.grown.finish == "length" and block is self.blocks[-1] and not block.call
+        return "incomplete" if is_cut else "completed"
+
     def response(self, status: str) -> Data:
         body, generation = self.body, self.completion.requests[0].generation
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -287,7 +306,7 @@ class ResponsesReply(Blocks):
             "error": None,
             "incomplete_details": cut,
             "model": self.info.name,
-            "output": [self.item(block, "completed") for block in self.blocks],
+            "output": [self.item(block, self.status_of(block)) for block in self.blocks],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "temperature": generation.sampling.temperature,

@@ -17,6 +17,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from errno import EACCES, EADDRINUSE
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
@@ -59,7 +60,6 @@ MAX_REQUEST = 8 * MEGABYTE
 """The largest request of another program, which is more than any context holds."""
 CORS = (
     (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
     (b"access-control-max-age", b"600"),
 )
 
@@ -83,7 +83,7 @@ JOIN = "/gradio_api/queue/join"
 """The path to which the page sends its events."""
 PAGE = Route("GET HEAD", "/", "document")
 PROGRAMS = (
-    Route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
+    Route("GET HEAD", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
     Route(
         "POST",
         r"/v1/(?:(?:chat/)?completions|messages(?:/count_tokens)?|responses)",
@@ -187,17 +187,18 @@ def pick_port(host: str, requested: int | None) -> int:
     """The requested port, or a free one for None and 0. Raises SettingError if there is none."""
     usual = range(FIRST_PORT, FIRST_PORT + PORTS_TRIED) if requested is None else ()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    why = ""
+    why, is_port = "", False
     for port in (*usual, requested or 0):
         try:
             with socket.create_server((host, port), family=family) as probe:
                 return int(probe.getsockname()[1])
         except OSError as error:
             why = error.strerror or str(error)
-    if requested:
+            is_port = error.errno in (EADDRINUSE, EACCES)
+    if requested and is_port:
         raise SettingError(
-            f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
-            "not this machine's. Choose another with --port, or leave it out."
+            f"{host}:{requested} cannot be listened on: the port is in use, or reserved by the "
+            "system. Choose another with --port, or leave it out."
         )
     raise SettingError(
         f"The address {host!r} cannot be listened on ({why}). Give an address of this machine with "
@@ -233,12 +234,13 @@ class Access:
         asks_first = bool(named) and method == "OPTIONS"
         if asks_first:
             method = only(headers, "access-control-request-method")
+        sends = only(headers, "access-control-request-headers") if asks_first else ""
         secure = (self.hosts.origin(only(headers, "host")) or "").startswith("https:")
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = isolated(message.get("headers", ()), secure)
-                message["headers"] = [*kept, *opened(named)]
+                message["headers"] = [*kept, *opened(named, sends)]
             await send(message)
 
         try:
@@ -282,12 +284,14 @@ def only(headers: Headers, name: str) -> str:
     return found[0].strip() if len(found) == 1 else ""
 
 
-def opened(origin: str) -> list[tuple[bytes, bytes]]:
-    """The headers that let a page of this origin read a response."""
+def opened(origin: str, sends: str) -> list[tuple[bytes, bytes]]:
+    """The headers that let a page of this origin read a response, and send the headers whose names
+    it asks for: clients have their own, which change nothing here."""
     if not origin:
         return []
     named = (b"access-control-allow-origin", origin.encode("latin-1"))
-    return [named, (b"vary", b"origin"), *CORS]
+    allowed = [(b"access-control-allow-headers", sends.encode("latin-1"))] if sends else []
+    return [named, (b"vary", b"origin"), *CORS, *allowed]
 
 
 def check(

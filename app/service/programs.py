@@ -73,34 +73,40 @@ class Sessions:
         self.known: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         """The last text of each session and the length of its request, by owner and name. The most
         recently used session comes last."""
-        self.using: set[tuple[str, str]] = set()
-        """The sessions whose last request is being answered."""
+        self.using = Counter[tuple[str, str]]()
+        """The number of requests of each session that wait or are being answered."""
         self.lock = threading.Lock()
 
-    def find(self, owner: str, text: str, at_once: bool = False) -> str:
-        """The session that a request continues, or the name of a new one: also if it shall be
-        answered `at_once` with the last request of the session.
+    @contextmanager
+    def reserved(self, owner: str, text: str, at_once: bool = False) -> Generator[str, None, None]:
+        """The session that a request continues, or the name of a new one. With `at_once`, nobody
+        else gets it until the block ends, so that requests are answered at the same time.
 
         It must share at least half of the session's last request, so that another conversation with
         the same first words does not replace the session.
         """
         with self.lock:
-            own = [
-                (key[1], *known)
-                for key, known in self.known.items()
-                if key[0] == owner and not (at_once and key in self.using)
-            ]
+            name = self.find(owner, text, at_once)
+            self.using[owner, name] += 1
+        try:
+            yield name
+        finally:
+            with self.lock:
+                self.using -= Counter([(owner, name)])
+
+    def find(self, owner: str, text: str, at_once: bool) -> str:
         best, most = f"api-{secrets.token_hex(6)}", -1
-        for name, before, length in own:
+        for key, (before, length) in self.known.items():
+            if key[0] != owner or (at_once and self.using[key]):
+                continue
             shared = common_prefix(before, text)
             if 2 * shared >= length and shared > most:
-                best, most = name, shared
+                best, most = key[1], shared
         return best
 
     def enter(self, owner: str, name: str, text: str) -> None:
         dropped = []
         with self.lock:
-            self.using.add((owner, name))
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
             left = sum(len(text) for text, _ in self.known.values())
@@ -110,10 +116,6 @@ class Sessions:
                 dropped.append(key)
         for key in dropped:
             self.forget(*key)
-
-    def answered(self, owner: str, name: str) -> None:
-        with self.lock:
-            self.using.discard((owner, name))
 
     def leave(self, owner: str, name: str) -> None:
         with self.lock:
@@ -227,7 +229,13 @@ class Programs:
         yield from self.core.model_swap.gate(task)
         self.check_loaded()
         text = text_of(request)
-        name = self.sessions.find(owner, text, self.parallel > 1)
+        with self.sessions.reserved(owner, text, self.parallel > 1) as name:
+            yield from self.answer_in(name, owner, text, request, task)
+
+    def answer_in(
+        self, name: str, owner: str, text: str, request: Request, task: Task
+    ) -> Generator[ProgramEvent, None, None]:
+        """The events of an answer in the session of that name. `text` is its conversation."""
         profile = self.core.stacks.profile_for(request.generation.sampling)
         request = replace(request, owner=owner, conversation=name, profile=profile)
         stream = task.stop.start(lambda: self.core.engine.generate(request))
@@ -264,4 +272,3 @@ class Programs:
                 answer = "".join(reply)
                 begins = request.messages and not request.prefix
                 self.sessions.grow(owner, name, turn("assistant", answer) if begins else answer)
-            self.sessions.answered(owner, name)

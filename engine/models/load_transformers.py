@@ -135,7 +135,9 @@ def found(source: str) -> str:
     if source.startswith("~"):
         source = str(Path(os.path.expanduser(source)))
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():
-        problem = "has no config.json" if Path(source).is_dir() else "does not exist"
+        path = Path(source)
+        problem = "is a file" if path.exists() else "does not exist"
+        problem = "has no config.json" if path.is_dir() else problem
         raise ModelError(
             f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
             "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."

@@ -187,7 +187,7 @@ def test_missing_folders_and_folders_without_a_config(tmp_path: Path) -> None:
     assert "does not exist" in refused("./nowhere/at/all")
     assert "does not exist" in refused("~/no-such-model-folder")
     (tmp_path / "file").write_text("x")
-    assert repr(str(tmp_path / "file")) in refused(tmp_path / "file")
+    assert f"{str(tmp_path / 'file')!r} is a file" in refused(tmp_path / "file")
 
 
 def test_a_home_folder_is_found(

@@ -384,7 +384,11 @@ def test_a_page_of_another_origin_asks_nothing(
         )
         assert found.status_code == 403 and found.json()["error"]["type"] == "permission_error"
     assert client.get("/v1/models", headers=headers).status_code == 403
-    preflight = {**headers, "access-control-request-method": "POST"}
+    preflight = {
+        **headers,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
     answered = client.options("/v1/chat/completions", headers=preflight)
     assert answered.status_code in (403, 404)
     assert not [name for name in answered.headers if name.startswith("access-control")]
@@ -395,11 +399,15 @@ def test_an_origin_that_was_named_may_ask_with_a_key() -> None:
         _, secret = server.session.programs.keys.make("page")
         own = {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}
         with server.client(**own) as client:
-            asks = {"access-control-request-method": "POST"}
+            names = "authorization,content-type,anthropic-beta,x-stainless-lang"
+            asks = {
+                "access-control-request-method": "POST",
+                "access-control-request-headers": names,
+            }
             first = client.options("/v1/chat/completions", headers=asks)
             assert first.status_code == 200
             assert first.headers["access-control-allow-origin"] == own["origin"]
-            assert "authorization" in first.headers["access-control-allow-headers"]
+            assert first.headers["access-control-allow-headers"] == names
             assert ask(client, text="hi").status_code == 401, "a name is no key"
         with server.client(secret, **own) as client:
             found = ask(client, text="hi", max_tokens=2)
@@ -420,6 +428,9 @@ def test_a_server_for_others_always_wants_a_key() -> None:
                 assert found.headers["www-authenticate"] == "Bearer"
             assert ask(client, text="hi").status_code == 401
             assert client.get("/health").json() == {"status": "ok"}
+            only_head = client.head("/health")
+            assert (only_head.status_code, only_head.content) == (200, b"")
+            assert client.head("/metrics").status_code == 401
         with server.client(secret) as client:
             assert client.get("/v1/models").status_code == 200
             assert ask(client, text="hi", max_tokens=2).status_code == 200

@@ -249,8 +249,10 @@ def test_an_answer_that_is_cut_is_incomplete(program: openai.OpenAI) -> None:
     found = answer(program, max_output_tokens=3)
     assert found.status == "incomplete" and found.output_text == "Ans"
     assert found.incomplete_details.reason == "max_output_tokens"
-    *_, last = answer(program, max_output_tokens=3, stream=True)
-    assert last.type == "response.incomplete"
+    assert [item.status for item in found.output] == ["incomplete"]
+    *_, done, last = answer(program, max_output_tokens=3, stream=True)
+    assert (done.type, done.item.status) == ("response.output_item.done", "incomplete")
+    assert last.type == "response.incomplete" and last.response.output == [done.item]
 
 
 def test_a_call_can_be_enforced(program: openai.OpenAI) -> None:

@@ -5,8 +5,9 @@ import json
 import os
 import runpy
 import socket
+import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from errno import ENOSPC
 from pathlib import Path
@@ -16,14 +17,16 @@ import pytest
 
 from app import build_statistics
 from app.arguments import folder_of, is_local, parse, parse_keys
-from app.cli import importing, main, prepare_environment, tell_of_keys
+from app.cli import importing, load, main, prepare_environment, tell_of_keys
 from app.http.access import pick_port
+from app.service.jobs import Progress
 from engine.backends import fast_path
-from engine.errors import ModelError, SettingError
+from engine.errors import EngineDied, ModelError, SettingError
 from engine.models import loaders
 from engine.settings import Runtime
 from storage.api_keys import ApiKeys
 from storage.database import Database
+from tests.support.inside import on_toy
 
 
 def test_the_defaults_stay_on_this_machine() -> None:
@@ -289,3 +292,26 @@ def test_a_busy_port_is_reported_with_the_option_that_chooses_another() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingError, match=f":{port} cannot be listened on: .*--port"):
             pick_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("port", [None, 7861])
+@pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
+def test_a_wrong_address_is_reported_with_the_option_for_it(host: str, port: int | None) -> None:
+    with pytest.raises(SettingError, match=f"{host}' cannot be listened on .*--host"):
+        pick_port(host, port)
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_load_that_ends_with_the_app_is_not_reported(
+    has_ended: bool, db: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loading() -> Iterator[Progress]:
+        yield Progress(0.0, "Loading")
+        raise EngineDied("The engine was closed.")
+
+    session, ended = on_toy(db), threading.Event()
+    if has_ended:
+        ended.set()
+    load(session, loading(), ended)
+    assert ("was closed" in capsys.readouterr().err) is not has_ended
+    session.engine.close()

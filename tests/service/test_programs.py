@@ -19,6 +19,7 @@ from engine.types import Message, Prefill, Step
 from storage.database import Database
 from storage.drafting import CalibrationStore
 from storage.ngrams import ModelNgrams
+from tests.support import inside
 from tests.support.inside import local, on_toy, soon
 from tests.support.toy import ToyBackend
 
@@ -229,6 +230,29 @@ def test_an_owner_may_not_ask_without_end(db: Database) -> None:
     session.engine.close()
 
 
+def test_requests_that_continue_one_session_are_answered_at_once(db: Database) -> None:
+    """Also if sessions of earlier requests match all of them, which arrive together."""
+    model = inside.Held()
+    session = on_toy(db, model)
+    engine, programs = local(session), session.programs
+    engine.use(replace(engine.loaded, runtime=replace(engine.loaded.runtime, parallel=4)))
+    for number in range(3):
+        held = threading.Event()
+        engine.queue.thread.submit(held.wait)
+        asked = [asking("one long text. " * 9 + f"{number}, {n}?", tokens=9) for n in range(4)]
+        answers = [background(lambda one=one: ask(session, one)) for one in asked]
+        assert soon(lambda: len(engine.queue.waiting) == 4)
+        model.allow(0)
+        held.set()
+        assert soon(lambda: len(engine.queue.running) == 4)
+        model.allow()
+        for thread, outcome in answers:
+            thread.join(20)
+            assert text_of(outcome[0])
+        assert len(programs.sessions.known) == 4 and not programs.sessions.using
+    session.engine.close()
+
+
 @pytest.mark.parametrize("under_way", [True, False])
 def test_stop_ends_it_and_what_was_said_is_learned(db: Database, under_way: bool) -> None:
     model, programs = Counting(), list[Programs]()
@@ -273,8 +297,8 @@ def test_who_gives_up_listening_ends_it(session: Session, db: Database) -> None:
 
 def entered(sessions: Sessions, owner: str, text: str) -> str:
     """The session of a request whose turn comes at once."""
-    name = sessions.find(owner, text)
-    sessions.enter(owner, name, text)
+    with sessions.reserved(owner, text) as name:
+        sessions.enter(owner, name, text)
     return name
 
 
@@ -287,6 +311,22 @@ def test_sessions_are_found_by_what_was_said() -> None:
     assert entered(sessions, "a", "x" * 30) != one, "a beginning alone is another conversation"
     assert entered(sessions, "b", "x" * 100) not in (one, *[name for _, name in gone])
     assert gone == []
+
+
+def test_a_reserved_session_is_free_again_whatever_happens() -> None:
+    sessions = Sessions(lambda owner, name: None)
+    one = entered(sessions, "a", "x" * 100)
+    with pytest.raises(Busy), sessions.reserved("a", "x" * 100, at_once=True) as name:
+        assert name == one
+        with sessions.reserved("a", "x" * 100, at_once=True) as other:
+            assert other != one
+        with sessions.reserved("a", "x" * 100) as same:
+            assert same == one
+        with sessions.reserved("a", "x" * 100, at_once=True) as other:
+            assert other != one, "the first request still has it"
+        raise Busy("full")
+    with sessions.reserved("a", "x" * 100, at_once=True) as name:
+        assert name == one
 
 
 def test_old_sessions_are_forgotten_by_the_engine_too() -> None:

@@ -1,5 +1,6 @@
 """All ways to run the loaded model are measured, and it is loaded again as it was."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -226,7 +227,7 @@ def test_a_terminal_tells_of_the_ways_where_fewer_bits_would_help(
 ) -> None:
     machine.parameters = parameters
     session = machine.session(db)
-    cli.load(session, session.models.start("/m/it"))
+    cli.load(session, session.models.start("/m/it"), threading.Event())
     assert ("strata ways measures" in capsys.readouterr().err) is said
 
 
@@ -238,3 +239,5 @@ def test_a_terminal_says_why_there_is_nothing_to_measure(
         cli.measure_ways(parse_ways([]))
     with pytest.raises(StrataError, match="no/such"):
         cli.measure_ways(parse_ways(["--model", "no/such/folder/"]))
+    with pytest.raises(SettingError, match="a model on a server"):
+        cli.measure_ways(parse_ways(["--model", "http://127.0.0.1:9/v1"]))

@@ -89,6 +89,7 @@ TOOL: Any = {"type": "function", "function": {"name": "get_weather"}}
 SPOILED: Any = {"function": {"name": "a", "parameters": {"properties": {"a": {"type": "txt"}}}}}
 IMAGE, BROKEN, XML = {"type": "input_image", "image_url": "x"}, {"type": 1}, {"type": "xml"}
 RESULT = {"role": "tool", "content": "x"}
+SCHEMA = {"type": "json_schema"}
 FORMAT = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
@@ -128,6 +129,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"speculative": {"nodes": 999}}, "speculative", "Max drafted tokens cannot be 999."),
         ({"messages": None}, "messages", "is missing. Give a list of 1 to 4,096 messages."),
         ({"messages": []}, "messages", "cannot be []. Give a list of 1 to 4,096 messages."),
+        (
+            {"messages": [{"role": "foo"}]},
+            "messages[0].role",
+            "Give 'system', 'developer', 'user', 'assistant' or 'tool'.",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": 5}]},
+            "messages[0].tool_calls",
+            "Give a list of calls.",
+        ),
         ({"messages": [*HELLO, RESULT]}, "messages[1]", "tool_call_id"),
         ({"messages": [*HELLO, RESULT | {"tool_call_id": "y"}]}, "messages", "has the id 'y'"),
         (
@@ -145,7 +156,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         (function(name="a", parameters=[1]), "tools[0].function", "Give a JSON object."),
         ({"tool_choice": "must"}, "tool_choice", "Use 'auto', 'none', 'required'"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "or a tool's name"),
-        ({"tool_choice": "required"}, "tool_choice", "demands a call, which is none"),
+        ({"tool_choice": "required"}, "tool_choice", "so it needs tools"),
+        ({"functions": [{"name": "f"}]}, "functions", "Use tools."),
+        ({"seed": -2}, "seed", "from 0 to 9,223,372,036,854,775,807, or -1."),
+        ({"top_k": 1001}, "top_k", "from 0 to 1,000, or -1."),
         (
             {"tools": [TOOL], "tool_choice": TOOL | {"function": {"name": "other"}}},
             "tool_choice",
@@ -170,6 +184,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"guided_choice": [1]}, "guided_choice", "Give a list of texts"),
         ({"response_format": XML}, "response_format", "'json_schema'"),
         ({"response_format": "json"}, "response_format", "Give an object"),
+        ({"response_format": SCHEMA}, "response_format", "json_schema.schema is missing."),
+        (
+            {"response_format": SCHEMA | {"json_schema": {"name": "a"}}},
+            "response_format",
+            "json_schema.schema is missing.",
+        ),
         (
             {"guided_regex": "a", "guided_choice": ["a"]},
             "guided_choice",
@@ -178,7 +198,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"guided_json": {"$ref": "http://example.com/a"}}, "guided_json", "example.com"),
         ({"guided_json": {"enum": [f"v{n}" for n in range(20_000)]}}, "guided_json", "too big"),
     ],
+    "text": [
+        ({"prompt": None}, "prompt", "prompt is missing. Give a text that is not empty"),
+        ({"prompt": []}, "prompt", "prompt cannot be []."),
+        ({"prompt": [None]}, "prompt", "prompt cannot be None."),
+        ({"echo": True}, "echo", "Leave echo out."),
+    ],
     "messages": [
+        ({"messages": [{"role": "foo"}]}, "messages[0].role", "Give 'user', 'assistant' or"),
+        ({"output_config": {"format": SCHEMA}}, "output_config", "format.schema is missing."),
         (
             {"tools": [{"name": "get_weather"}], "tool_choice": {"type": "must"}},
             "tool_choice",
@@ -215,7 +243,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"output_config": {"effort": "huge"}}, "output_config", "'low'"),
     ],
     "responses": [
-        ({"input": []}, "input", "a list of 1 to 4,096"),
+        ({"input": []}, "input", "cannot be []. Give a text, or a list of 1 to 4,096 items."),
+        ({"input": None}, "input", "is missing. Give a text, or a list of 1 to 4,096 items."),
+        ({"input": [{"role": "foo"}]}, "input[0].role", "Give 'user', 'assistant', 'system'"),
+        ({"text": {"format": SCHEMA}}, "text", "text.format.schema is missing."),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "Give 'message'"),
         ({"input": [{"type": "compaction"}]}, "input[0].type", "Give 'message'"),
         ({"input": [{"content": "x"}]}, "input[0]", "needs a role"),
@@ -234,7 +265,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"text": {"format": {"type": "json_object"}}, "tools": [WEATHER]}, "tools", "combined"),
         ({"background": True}, "background", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
-        ({"prompt": {"id": "p"}}, "prompt", "Leave it out"),
+        ({"prompt": {"id": "p"}}, "prompt", "Stored prompts are not supported."),
+        ({"prompt": {"id": "p"}, "input": None}, "prompt", "Stored prompts are not"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "demands 'f'"),
         ({"tool_choice": {"type": "custom", "name": "f"}}, "tool_choice", "none of the"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "cannot be"),

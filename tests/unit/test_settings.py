@@ -36,7 +36,9 @@ def test_anything_else_is_refused_with_the_value_and_the_range(
         kind(**{item.name: value})
     text = str(caught.value)
     assert item.metadata["label"] in text and repr(value) in text
-    assert f"{item.metadata['low']:.12g} to {item.metadata['high']:.12g}" in text
+    low, high = item.metadata["low"], item.metadata["high"]
+    whole = isinstance(item.default, int)
+    assert (f"{low:,} to {high:,}" if whole else f"{low:.12g} to {high:.12g}") in text
 
 
 def test_a_form_may_say_a_whole_number_with_a_point_and_no_fraction_of_one() -> None:
