@@ -133,8 +133,8 @@ const TOUR = [
       + "model is far smaller than real ones, so race at the pace of a real model: the same weights, "
       + "padded to the cost of 0.5\u00a0B parameters, which say nearly the same." },
   { at: "#tokens .legend", title: "Where words come from",
-    text: "Coloured words were guessed: from this chat, from past answers, or from general text. The "
-      + "others are the model's own. Point at a word, or tap it, to see more." },
+    text: "Coloured words were guessed: from this chat, from past answers, from general text, or by "
+      + "a built-in head. The others are the model's own. Point at a word, or tap it, to see more." },
   { at: "#figures", title: "How fast it is",
     text: "The figures follow each answer: tokens per second, the speedup, and how many tokens one "
       + "step of the model gave." },

@@ -57,8 +57,9 @@ def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
     with gr.Column(elem_classes="empty-state", elem_id="empty") as empty:
         gr.HTML(
             "<h2>Ask something, and watch where each word comes from.</h2>"
-            "<p>Three databases guess the next words. The model checks all guesses in one step "
-            "and keeps only what it would have said anyway.</p>"
+            "<p>Three databases guess the next words, and so does the model's built-in head if it "
+            "has one. The model checks all guesses in one step and keeps only what it would have "
+            "said anyway.</p>"
         )
         with gr.Row(elem_classes="examples"):
             buttons = [small_button(text) for text in examples(models)]
