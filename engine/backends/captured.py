@@ -485,7 +485,7 @@ def problem_with(backend: TransformersBackend, kernels: ModuleType | None, answe
         model.exact = model.products.kernels is not None and same_bits(backend, model)
         if answers > 1:
             gap, same = shared_gap(backend, model)
-            found, model.exact = max(gap, found), model.exact and same
+            found, model.exact = float(np.max([gap, found])), model.exact and same
         assert model.pool.states is not None
         model.pool.states.zero_()
     except Exception as error:

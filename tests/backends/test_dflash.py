@@ -236,7 +236,9 @@ def test_a_head_is_found_in_the_folder_of_its_model(tmp_path: Path) -> None:
     alone, both = (need(str(model), Runtime(head=wanted)) for wanted in ("off", "auto"))
     assert both.weights - alone.weights == 4 * info.parameters
     # A hidden state of each token, and a key and a value in each layer.
-    assert both.cache - alone.cache == 4 * 8192 * (HIDDEN + 2 * LAYERS * KV_HEADS * SIZE)
+    assert both.cache - alone.cache == 4 * backend.info.context_length * (
+        HIDDEN + 2 * LAYERS * KV_HEADS * SIZE
+    )
     written(head, config(vocab_size=99), tensors)
     unfit = load(str(model), Runtime(dtype="float32"))
     assert unfit.head is None and unfit.info.head is not None

@@ -518,7 +518,9 @@ def test_a_head_is_found_in_the_folder_of_its_model(
     alone, both = (need(str(model), Runtime(head=wanted)) for wanted in ("off", "auto"))
     assert both.weights - alone.weights == 4 * info.parameters
     # A hidden state, a key and a value of each token.
-    assert both.cache - alone.cache == 4 * 8192 * (HIDDEN + 2 * KV_HEADS * SIZE)
+    assert both.cache - alone.cache == 4 * backend.info.context_length * (
+        HIDDEN + 2 * KV_HEADS * SIZE
+    )
     assert need(str(model), Runtime(head=str(head))) == both
     for wanted in ("off", str(head)):
         other = load(str(model), Runtime(dtype="float32", head=wanted))
