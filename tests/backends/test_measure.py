@@ -32,7 +32,7 @@ from engine.prompt import Chat
 from engine.sampling import choose, distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import RULES, Message, Rule, Step
-from tests.support.lossless import Adversary, Strict
+from tests.support.lossless import Adversary, Stated, Strict
 from tests.support.toy import END, ToyBackend, toy_logits
 from tests.unit.test_verify import DRAFTS, SYMBOLS, TARGET, Logits, Small
 
@@ -292,7 +292,11 @@ def lowest_of(say: Callable[[Sequence[int]], list[tuple[int, ...]]]) -> dict[Sou
     return {"databases": Lowest(lambda model, drawn: [drafter()], lambda model, drawn: below)}
 
 
-def test_the_databases_are_measured_with_every_model() -> None:
+def test_the_databases_are_measured_with_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards are stated to take a second: beside those of the toys, the work of a busy machine is
+    so long that the target's databases rest now and then."""
+    long = Stated({size: 1e4 * seconds for size, seconds in CURVE.items()})
+    monkeypatch.setattr("engine.hsd.measure.measure_costs", lambda backend, seconds: long)
     work = profiler(("tiny", "mid"), PROMPTS[:6], Sampling(0.0), lowest=knowing(3))
     shares = [*work.run()]
     assert work.profile is not None and len(shares) == 3 + 6 * 2
@@ -303,7 +307,7 @@ def test_the_databases_are_measured_with_every_model() -> None:
         return sum(tokens * share for tokens, share in enumerate(law, start=1))
 
     assert sum(target.law) == pytest.approx(1.0) and len(target.law) == 4
-    assert min(mean(target.law), mean(mid.law)) > mean(tiny.law) > 1.0
+    assert mean(target.law) > mean(mid.law) > mean(tiny.law) > 1.0
     assert min(target.seconds, mid.seconds, tiny.seconds) > 0
 
 

@@ -99,6 +99,9 @@ class Stated(CostCurve):
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         super().observe(nodes, self.seconds(nodes), 0.0, 0.0)
 
+    def fresh(self) -> "Stated":
+        return Stated(self.points)
+
 
 def curves() -> dict[str, CostCurve | None]:
     """What a forward may cost. A machine where drafting is free, one where it never pays, ..."""
