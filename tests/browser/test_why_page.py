@@ -322,7 +322,7 @@ def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None
     expect(race.locator(".outcome")).to_contain_text("Recorded just now on this machine")
     expect(race.locator(".outcome")).to_contain_text("Both say the same, all")
     for seen in ("article >> nth=0", "article >> nth=1", ".outcome"):
-        expect(race.locator(seen)).to_be_in_viewport(ratio=0.95)
+        expect(race.locator(seen)).to_be_in_viewport(ratio=1)
     plain, fast = (race.locator(".text").nth(lane).text_content() for lane in (0, 1))
     assert plain and plain == fast
     clocks = race.locator("h3 output")
