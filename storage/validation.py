@@ -6,7 +6,7 @@ however large or deeply nested that is.
 
 from collections.abc import Iterable
 from reprlib import Repr
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -86,9 +86,18 @@ def described(model: type[BaseModel], path: Iterable[int | str]) -> str:
     for step in path:
         fields = [each.model_fields[step] for each in within if step in each.model_fields]
         if fields:
-            found = fields[0].description or found
+            found = fields[0].description or choices_of(fields[0].annotation) or found
             within = models_in(fields[0].annotation)
     return found
+
+
+def choices_of(annotation: Any) -> str:
+    """The values of a Literal, also of one that may be None: 'a', 'b' or 'c'. "" for others."""
+    for each in (annotation, *get_args(annotation)):
+        if get_origin(each) is Literal:
+            *others, last = map(repr, get_args(each))
+            return f"{', '.join(others)} or {last}" if others else last
+    return ""
 
 
 def models_in(annotation: Any) -> set[type[BaseModel]]:

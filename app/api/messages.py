@@ -74,9 +74,7 @@ class SentBlock(Given):
 
 
 class SentMessage(Given):
-    role: Literal["user", "assistant", "system"] = Field(
-        description="'user', 'assistant' or 'system'"
-    )
+    role: Literal["user", "assistant", "system"]
     content: Annotated[list[SentBlock], FailFast(), BeforeValidator(in_parts)] = Field(
         description="a string, or a list of blocks"
     )

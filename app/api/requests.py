@@ -274,7 +274,9 @@ class Given(Outside):
 
 
 class Part(Outside):
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text", "input_text", "output_text"] = Field(
+        description="'text', 'input_text' or 'output_text': no images, sound or files"
+    )
     text: str
 
 
@@ -312,9 +314,7 @@ LIST = (
 
 
 class SentMessage(Given):
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="'system', 'developer', 'user', 'assistant' or 'tool'"
-    )
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = []
     tool_calls: Annotated[list[SentCall], FailFast(), Field(description="a list of calls")] = []
     tool_call_id: Id | None = None

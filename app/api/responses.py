@@ -75,9 +75,7 @@ class Item(Given):
         default="message",
         description="'message', 'function_call', 'custom_tool_call' or one of their outputs",
     )
-    role: Literal["user", "assistant", "system", "developer"] | None = Field(
-        default=None, description="'user', 'assistant', 'system' or 'developer'"
-    )
+    role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content = []
     call_id: Id | None = None
     name: ToolName | None = None
