@@ -10,7 +10,7 @@ The plain time is either measured, or estimated from the accelerated answer itse
 the time that plain decoding would have taken for each step at the load of that moment.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median, median_low
@@ -165,6 +165,11 @@ class Reruns(NamedTuple):
     speedup: Speedup
 
 
+def middle_of(ratios: Mapping[int, float]) -> int:
+    """The index of the median, of the lower one if two are in the middle."""
+    return sorted(ratios, key=ratios.__getitem__)[(len(ratios) - 1) // 2]
+
+
 def reruns(pairs: Pairs, shown: Metrics) -> Reruns:
     """The speedup of an answer, from pairs of a plain and an accelerated rerun.
 
@@ -189,7 +194,7 @@ def reruns(pairs: Pairs, shown: Metrics) -> Reruns:
     if not ratios:
         return Reruns(0, 0, 0.0, 0.0, (1.0, 1.0), UNKNOWN)
     # The shown speedup must be the ratio of the shown times.
-    middle = sorted(ratios, key=lambda at: ratios[at])[(len(ratios) - 1) // 2]
+    middle = middle_of(ratios)
     plain, fast = pairs[middle]
     accepted = min(shown.kept, median_low(pairs[at][1].kept for at in ratios))
     low, high = interval([*ratios.values()])

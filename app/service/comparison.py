@@ -18,7 +18,7 @@ from typing import Literal
 
 from app.service.jobs import Stop
 from engine.backends.base import BackendInfo
-from engine.compare import UNKNOWN, Reruns, Speedup
+from engine.compare import UNKNOWN, Reruns, Speedup, middle_of
 from engine.engine import Engine, Event, Measured, Notice, Request, Started
 from engine.errors import Cancelled, ModelError
 from engine.hsd.profile import Profile
@@ -114,11 +114,9 @@ class Progress:
 
     @property
     def middle(self) -> int:
-        """The index of the pair whose ratio is the median, the lower one of two in the middle. The
-        last pair if no ratio is known."""
+        """The index of the pair whose ratio is the median; of the last one if none is known."""
         found = {at: ratio for at, pair in enumerate(self.pairs) if (ratio := self.ratio(pair))}
-        ordered = sorted(found, key=lambda at: found[at]) or [len(self.pairs) - 1]
-        return ordered[(len(ordered) - 1) // 2]
+        return middle_of(found) if found else len(self.pairs) - 1
 
     def ratio(self, pair: tuple[Run, Run]) -> float | None:
         """How many times as fast the right side of a pair was, also where that is noise."""

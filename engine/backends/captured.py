@@ -66,8 +66,6 @@ SLICE = 256
 of two steps."""
 TRIED = 512
 """The most tokens that are read for the trial; longer texts repeat their keys and values."""
-
-
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -197,8 +195,7 @@ class CapturedForward(Recorded):
         super().__init__(Inputs.size(rows), model.recorder, model.reaches)
         self.rows, self.model, self.prompt = rows, model, rows in PROMPTS
         self.given, self.inputs = Inputs.of(self.host.numpy(), rows), Inputs.of(self.buffer, rows)
-        self.numbers = np.arange(rows)
-        self.alone = np.eye(rows, dtype=np.int64)
+        self.order, self.itself = np.arange(rows), np.eye(rows, dtype=np.int64)
         self.end = 0
         """The end of the rows of the pool that are read."""
         self.logits = torch.empty(0)
@@ -233,11 +230,11 @@ class CapturedForward(Recorded):
         given.positions[first:] = length
         given.positions[first:last] += np.asarray(depths)
         given.starts[first:], given.lengths[first:] = start, length
-        given.places[first:] = self.numbers[: self.rows - first]
+        given.places[first:] = self.order[: self.rows - first]
         self.end = max(self.end if first else 0, start + length + self.rows - first)
         if not self.prompt:
             # A row of padding sees itself: a row that saw nothing would not be a number.
-            given.visible[first:] = self.alone[first:]
+            given.visible[first:] = self.itself[first:]
             square = np.tri(len(tokens), dtype=bool) if visible is None else visible
             given.visible[first:last, first:last] = square
 
@@ -310,8 +307,8 @@ class CapturedModel:
         self.recorder = Recorder(self.model.device)
         self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
         self.survey = survey_on(self.model.device)
-        rows = rows * answers
-        self.reaches = reaches_to(rows) if self.kernels is None else [rows]
+        whole = rows * answers
+        self.reaches = reaches_to(whole) if self.kernels is None else [whole]
         # A longer text than the context is never padded to a size.
         sizes = pairwise((0, *TREES, *PROMPTS))
         usable = [rows for less, rows in sizes if less < backend.info.context_length]
@@ -350,6 +347,7 @@ class CapturedModel:
         return found if len(found) > 1 else found[kinds[0]]
 
     def for_kernels(self, table: Table, positions: torch.Tensor) -> Table:
+        """The table with what the kernels read, for rows at some positions."""
         config, sequence = self.model.config.get_text_config(), self.sequence
         # A model that does not name its layers has layers of one kind.
         kinds = getattr(config, "layer_types", None) or sequence.layer_kinds * len(self.layers)

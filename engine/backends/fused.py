@@ -32,7 +32,7 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """The names of projections with the same input."""
 HEAD_SIZES = (16, 32, 64, 128, 256)
 """The sizes of heads that the attention of kernels.py knows."""
-KNOWN = ("position_ids", "cache_position")
+IGNORED = ("position_ids", "cache_position")
 """Tensors that layers pass to attention, but that mean nothing to it."""
 KINDS = (torch.bfloat16, torch.float16)
 """The types of products by kernels."""
@@ -43,9 +43,9 @@ SEGMENT = 10 << 20
 TREE = "strata_tree"
 """The name of this attention in the library."""
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-ROTATED = ["q", "k", "cos", "sin"]
-ROTATION = "apply_rotary_pos_emb"
-"""The name of the library's rotary embedding in the file of an architecture."""
+"""The matrices of a gate."""
+ROTATION, ROTATED = "apply_rotary_pos_emb", ["q", "k", "cos", "sin"]
+"""The name of the library's rotary embedding in the file of an architecture, and its parameters."""
 
 
 def kernels_for(model: Any) -> ModuleType | None:
@@ -74,7 +74,7 @@ def attend(
     """Attention of a captured forward, in the form of the library's attention functions. Raises
     ValueError if the layer asks for more than that."""
     for name, other in {"a mask": attention_mask, **others}.items():
-        special = name == "softcap" or (torch.is_tensor(other) and name not in KNOWN)
+        special = name == "softcap" or (torch.is_tensor(other) and name not in IGNORED)
         if special and other is not None:
             raise ValueError(f"its attention has {name}")
     kernels = import_module("engine.backends.kernels")
@@ -103,7 +103,8 @@ class Products:
             return multiply(states, matrix, bias)
         found: torch.Tensor
         rows = states.numel() // states.shape[-1]
-        if self.kernels is None or not states.dtype == matrix.dtype in KINDS:
+        known = states.dtype == matrix.dtype and matrix.dtype in KINDS
+        if self.kernels is None or not known:
             return nn.functional.linear(states, matrix, bias)
         if rows > self.kernels.FEW_ROWS and self.same(rows, matrix, bias):
             return nn.functional.linear(states, matrix, bias)

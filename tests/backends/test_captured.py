@@ -108,20 +108,29 @@ def one_less_cached(given: Any, used: int) -> None:
 FAULTS = (without_root, with_a_sibling, one_further, one_less_cached)
 
 
+def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any, int, int], None]) -> None:
+    """Have captured forwards spoil what they are told in their rows from a first to a last one.
+    Rounding is judged as in bfloat16."""
+    fill = captured.CapturedForward.fill
+
+    def wrong(forward: Any, first: int, tokens: Any, *rest: Any) -> None:
+        fill(forward, first, tokens, *rest)
+        fault(forward, first, first + len(tokens))
+
+    monkeypatch.setattr(captured.CapturedForward, "fill", wrong)
+    monkeypatch.setitem(captured.SHARES, torch.float32, captured.SHARES[torch.bfloat16])
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_at_load(
     models: Callable[[str], Any], fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by what is allowed in bfloat16."""
-    backend, fill = models("llama-gqa"), captured.CapturedForward.fill
-
-    def wrong(self: Any, first: int, tokens: Any, *rest: Any) -> None:
-        fill(self, first, tokens, *rest)
-        if not self.prompt:
-            fault(self.given, len(tokens))
-
-    monkeypatch.setattr(captured.CapturedForward, "fill", wrong)
-    monkeypatch.setitem(captured.SHARES, torch.float32, captured.SHARES[torch.bfloat16])
+    backend = models("llama-gqa")
+    with_fault(
+        monkeypatch,
+        lambda forward, _, last: None if forward.prompt else fault(forward.given, last),
+    )
     assert captured.capture(backend).startswith("its logits are off by")
     assert backend.captured is None and backend.bytes == 0
     prompt = prompt_of(20, 160)
@@ -394,15 +403,11 @@ def test_a_fault_in_shared_forwards_is_found_at_load(
     models: Callable[[str], Any], fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one answer is captured all the same."""
-    backend, fill = models("llama-gqa"), captured.CapturedForward.fill
-
-    def wrong(self: Any, first: int, tokens: Any, *rest: Any) -> None:
-        fill(self, first, tokens, *rest)
-        if first:
-            fault(self.given, first, first + len(tokens))
-
-    monkeypatch.setattr(captured.CapturedForward, "fill", wrong)
-    monkeypatch.setitem(captured.SHARES, torch.float32, captured.SHARES[torch.bfloat16])
+    backend = models("llama-gqa")
+    with_fault(
+        monkeypatch,
+        lambda forward, first, last: fault(forward.given, first, last) if first else None,
+    )
     assert captured.tried(backend, None, answers=2).startswith("its logits are off by")
     assert backend.captured is None
     assert captured.capture(backend, answers=2) == "" and not backend.at_once
