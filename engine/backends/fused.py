@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from engine.backends.pool import running_pool
-from engine.backends.rounded import FewBits, RoundedLinear, give_back, multiply, settle
+from engine.backends.rounded import FewBits, RoundedLinear, give_back, multiply, problem, settle
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """The names of projections with the same input."""
@@ -53,7 +52,7 @@ def kernels_for(model: Any) -> ModuleType | None:
     special about its attention shows when they are tried."""
     sizes = {getattr(each, "head_dim", 0) for each in model.modules() if is_attention(each)}
     suits = all(size in HEAD_SIZES for size in sizes) and sizes
-    if not suits or model.device.type != "cuda" or find_spec("triton") is None:
+    if not suits or problem(model.device):
         return None
     return import_module("engine.backends.kernels")
 

@@ -52,6 +52,8 @@ PART, MOST_PARTS = 256, 64
 """Positions in a part at least, and the number of parts of the longest text at most."""
 TOGETHER = constexpr(4)
 """Parts whose sums are read at the same time."""
+HELD = 2**14
+"""Bytes of the queries that a program holds."""
 GATE_BLOCK = 1024
 FEW_ROWS = 64
 """Up to so many rows, a product takes the time of reading its weights."""
@@ -553,8 +555,10 @@ def tree_attention(
     out = torch.empty((1, rows, heads, size), dtype=queries.dtype, device=queries.device)
     shape = {"precision": "ieee", "block": BLOCK, "part": part, "size": size}
     pairs = group * rows
-    wide = 16 if pairs <= 16 else 32 if pairs <= 32 else 64
-    # What a program holds of the text must find room in its shared memory.
+    # What a program holds of the rows and the text must find room in its registers and in the
+    # shared memory of any card.
+    most = min(64, max(16, HELD // (size * keys.itemsize)))
+    wide = 16 if pairs <= 16 else min(most, 32 if pairs <= 32 else 64)
     ahead = 3 if size * keys.itemsize <= 256 else 1
     if paths is None:
         attend_prompt[shared, triton.cdiv(pairs, wide)](
@@ -573,7 +577,7 @@ def tree_attention(
         queries, keys, values, starts, lengths, lows, places, *paths, sums, peaks, masses, out,
         scale, rows, heads, group,
         *strides, wide=max(16, triton.next_power_of_2(group)), parts=parts,
-        num_warps=2, num_stages=min(2, ahead), **shape,
+        num_warps=4 if size > 128 else 2, num_stages=min(2, ahead), **shape,
     )  # fmt: skip
     return out
 

@@ -23,15 +23,27 @@ the kernel: in 4 bits a byte has the number of an input of the first group in it
 of the second in its high half."""
 SLICE = 1 << 24
 """Weights that are converted at a time; each takes about 20 bytes meanwhile."""
+AMPERE = 8, 0
+"""The compute capability from which on GPUs have matrix units for bfloat16, and Triton uses matrix
+units at all (github.com/triton-lang/triton/pull/5066)."""
 
 
 def problem(device: torch.device) -> str:
-    """Why weights cannot have few bits on a device that is no processor; "" if they can."""
+    """Why the kernels of products cannot be used on a device that is no processor; "" if they
+    can."""
     if device.type != "cuda":
         return f"a processor or an NVIDIA GPU is needed, and the model would run on {device}"
     if find_spec("triton") is None:
         return "Triton is missing, which torch brings along on Linux"
+    if before_ampere(device):
+        return "the GPU is older than those for which Triton compiles (compute capability 8.0)"
     return ""
+
+
+def before_ampere(device: torch.device) -> bool:
+    """Whether a device is an NVIDIA GPU of an older generation."""
+    found = device.type == "cuda" and torch.cuda.is_available()
+    return found and torch.cuda.get_device_capability(device) < AMPERE
 
 
 class FewBits(NamedTuple):

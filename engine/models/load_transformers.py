@@ -24,6 +24,7 @@ from engine.backends.check import FEW, TREE, check, check_apart, joins, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
 from engine.backends.quantised import PackedConfig, problem, sizes
+from engine.backends.rounded import before_ampere
 from engine.backends.rounded import problem as device_problem
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
@@ -59,6 +60,8 @@ PACKED_TOLERANCE = 0.5
 """The same for weights of few bits: a sum that rounds differently may move an input of a product to
 the next of its 8 bits."""
 DEFAULT_RUNTIME = Runtime()
+OVERFLOWING = {"gemma2", "gemma3", "gemma3_text", "glm4", "plamo2"}
+"""Types of models whose states exceed float16 (the list of vLLM, vllm/config/model.py)."""
 USUAL_THREADS = torch.get_num_threads()
 NO_LIMIT = 1 << 60
 """Disables the tokenizer's own limit, which would only print a warning; prompts are checked where
@@ -156,12 +159,8 @@ def read(
     they were read; None if they keep their type. Raises ModelError."""
     try:
         config, tokenizer = described(source)
-        own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
         packing = packing_of(config, device, bits)
-        given = {"dtype": str(own).removeprefix("torch.")}
-        kind = loading_of(given, str(device), dtype, packing.bits if packing else 0).kind
-        if packing and device.type == "cpu":
-            kind = None  # what keeps its type is converted after it was read
+        kind = read_as(config, device, dtype, packing.bits if packing else 0)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
@@ -188,6 +187,18 @@ def read(
         ) from error
 
 
+def read_as(config: Any, device: torch.device, dtype: str, few: int) -> str | None:
+    """The type in which numbers are read, by its name in weight files; None for their own. On an
+    older GPU "auto" is float16 instead of bfloat16, if the model's states are not too large."""
+    own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
+    kind = loading_of({"dtype": str(own).removeprefix("torch.")}, str(device), dtype, few).kind
+    if few and device.type == "cpu":
+        return None  # what keeps its type is converted after it was read
+    if (dtype, kind) == ("auto", "BF16") and before_ampere(device):
+        return "BF16" if config.model_type in OVERFLOWING else "F16"
+    return kind
+
+
 def packing_of(config: Any, device: torch.device, bits: str) -> PackedConfig | None:
     """How weights get the bits of a setting, None if they keep their type. If numbers of few bits
     in the files are kept, the config no longer names them. Raises ValueError if they are not kept
@@ -197,7 +208,7 @@ def packing_of(config: Any, device: torch.device, bits: str) -> PackedConfig | N
     form = form_of(values)
     if form is None:
         return PackedConfig(few, str(device)) if few else None
-    if kept_form(values, device.type, bits):
+    if kept_form(values, str(device), bits):
         for each in (config, config.get_text_config()):
             vars(each).pop("quantization_config", None)
         few = few or KEEPS

@@ -8,7 +8,6 @@ before its numbers are read (engine/models/load_quantised.py).
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.native import core
@@ -80,9 +79,16 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
 def kept_form(config: Mapping[str, Any], device: str, bits: str) -> Form | None:
     """The form of the matrices in a folder if their numbers are kept, on this device ("cpu",
     "cuda:0", ...) and with this setting; otherwise None."""
-    form, kind = form_of(config), device.partition(":")[0]
-    able = {"cpu": hasattr(core, "Matrix"), "cuda": find_spec("triton") is not None}
-    return form if form and not form.problem and bits != "off" and able.get(kind) else None
+    form = form_of(config)
+    if form is None or form.problem or bits == "off":
+        return None
+    if device.startswith("cpu"):
+        return form if hasattr(core, "Matrix") else None
+    import torch
+
+    from engine.backends.rounded import problem
+
+    return None if problem(torch.device(device)) else form
 
 
 def compressed(values: Mapping[str, Any]) -> Form:

@@ -15,7 +15,7 @@ from tests.support.backends import Subject, subject_of
 # Triton's kernels are interpreted where there is no GPU; it looks for this when it is imported.
 if which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
-collect_ignore = [] if find_spec("triton") else ["test_kernels.py"]
+collect_ignore = [] if find_spec("triton") else ["test_cards.py", "test_kernels.py"]
 
 
 @pytest.fixture(params=core.levels() if core else [])

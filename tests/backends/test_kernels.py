@@ -86,6 +86,7 @@ CASES = {
     "a tree as long as a block": (2, 2, 16, [(0, 64, 33)]),
     "a tree across two parts": (6, 2, 16, [(0, 251, 9)]),
     "two sequences": (4, 2, 16, [(0, 20, 5), (256, 71, 3)]),
+    "large heads": (4, 1, 256, [(0, 40, 5)]),
     "two sequences of several parts": (4, 2, 16, [(0, 300, 3), (512, 290, 4)]),
 }
 

@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import ModelError
 from engine.models.format import recommended
-from engine.models.load_transformers import choose_attention, load_tokenizer, load_transformers
+from engine.models.load_transformers import (
+    choose_attention,
+    load_tokenizer,
+    load_transformers,
+    read_as,
+)
 from engine.settings import Runtime, Sampling
 from engine.thinking import MARKS
 from tests.conftest import EMBEDDED, ROOT
@@ -155,6 +160,30 @@ def test_the_precision_of_weights_on_a_processor(
     info = load(folder, dtype=wanted).info
     assert info.dtype == loaded and info.can_tree
     assert info.memory_bytes == info.parameters * (4 if loaded == "float32" else 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "capability", "wanted", "kind"),
+    [
+        ("llama", (8, 0), "auto", "BF16"),
+        ("llama", (7, 5), "auto", "F16"),
+        ("llama", (7, 5), "bfloat16", "BF16"),
+        ("llama", (7, 5), "float32", "F32"),
+        ("gemma3_text", (7, 5), "auto", "BF16"),
+    ],
+)
+def test_the_precision_of_weights_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    capability: tuple[int, int],
+    wanted: str,
+    kind: str,
+) -> None:
+    """An older one has no matrix units for bfloat16, and not every model fits into float16."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = AutoConfig.for_model(family, dtype="bfloat16")
+    assert read_as(config, torch.device("cuda:0"), wanted, 0) == kind
 
 
 def test_the_demonstration_model_computes_in_float32_everywhere(

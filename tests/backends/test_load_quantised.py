@@ -514,7 +514,7 @@ def test_a_gpu_keeps_numbers_with_triton_alone(
         assert found is not None and (found.title, found.device) == (title, "cuda:0")
     left = told("cuda:0", "off")
     assert packing("cuda:0", "off") is None and left not in (told("cuda:0"), told("cuda:0", "4"))
-    monkeypatch.setattr(quantised_files, "find_spec", lambda name: None)
+    monkeypatch.setattr("engine.backends.rounded.find_spec", lambda name: None)
     for device in ("cuda:0", "mps"):
         assert packing(device, "auto") is None and told(device) == left
         with pytest.raises(ValueError, match="few bits already, in a form of their own"):

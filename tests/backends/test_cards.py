@@ -1,0 +1,81 @@
+"""The kernels of captured forwards, compiled for the GPUs that people have; none of them is needed.
+
+tests/backends/conftest.py leaves this file out where there is no Triton, as on a Mac.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.backends.fused import kernels_for
+from engine.errors import ModelError
+from engine.models.load_transformers import pick_bits
+from engine.models.quantised_files import kept_form
+from tests.support.cards import CARDS
+
+PRODUCTS = ("product", "attend")
+SPILLED = 64
+"""Bytes of its registers that a thread may have in memory."""
+
+
+def compiled(capability: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if "TRITON" not in name}
+    output = subprocess.run(
+        [sys.executable, "-m", "tests.support.cards", capability, *options],
+        env={**environment, "TRITON_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert not output.returncode, output.stderr
+    return [json.loads(line) for line in output.stdout.splitlines()]
+
+
+def check(found: list[dict[str, Any]], capability: str) -> None:
+    """All of them can be started, those in 16 bits keep their numbers in registers, and what
+    multiplies these uses the matrix units."""
+    for each in found:
+        assert each["shared"] <= CARDS[capability].room, each
+        if "float32" not in each["what"]:
+            assert each["spilled"] <= SPILLED, each
+            assert each["units"] or not each["kernel"].startswith(PRODUCTS), each
+
+
+def test_the_kernels_suit_a_desktop(tmp_path: Path) -> None:
+    check(compiled("8.6", tmp_path), "8.6")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("capability", [each for each in CARDS if each != "7.5"])
+def test_the_kernels_suit_all_gpus(capability: str, tmp_path: Path) -> None:
+    check(compiled(capability, tmp_path, "--all"), capability)
+
+
+@pytest.mark.soak
+def test_triton_compiles_for_no_older_gpu(tmp_path: Path) -> None:
+    """Triton multiplies without their matrix units."""
+    with pytest.raises(AssertionError):
+        check(compiled("7.5", tmp_path), "7.5")
+
+
+class Attention:
+    layer_idx, head_dim = 0, 128
+
+
+def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda:0")
+    model = SimpleNamespace(device=gpu, modules=lambda: [Attention()])
+    folder = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert pick_bits("4", gpu) == 4 and kernels_for(model) and kept_form(folder, "cuda:0", "auto")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ModelError, match=r"4 bits here: the GPU is older .* leave the bits at"):
+        pick_bits("4", gpu)
+    assert not kernels_for(model) and not kept_form(folder, "cuda:0", "auto")
