@@ -264,7 +264,7 @@ def need(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Need:
 
 def answers_at_once(need: Need, free: int) -> int:
     """How many answers a model gives at once if that is left to Strata, in so many free bytes."""
-    return max(1, min(MOST_AT_ONCE, 1 + (free - need.total) // max(1, need.cache)))
+    return max(1, min(MOST_AT_ONCE, 1 + (free - need.total) // max(1, need.each)))
 
 
 def device(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> str:

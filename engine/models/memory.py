@@ -199,15 +199,21 @@ class Need:
     """The size of a model: its parameters, and the bytes of its weights and of its cache.
 
     `cache` is that of the conversations that are answered at once, with full contexts, and what
-    captured forwards need. The caches of other open conversations are additional, and limited by
-    engine/loaded.py. `forecast` describes what will draft for the model, as far as the same files
-    show.
+    captured forwards need, which is `shared`. The caches of other open conversations are
+    additional, and limited by engine/loaded.py. `forecast` describes what will draft for the model,
+    as far as the same files show.
     """
 
     parameters: int
     weights: int
     cache: int
     forecast: DraftingForecast | None = field(default=None, compare=False)
+    shared: int = 0
+
+    @property
+    def each(self) -> int:
+        """What one more answer at once would need."""
+        return self.cache - self.shared
 
     @property
     def total(self) -> int:
@@ -215,7 +221,7 @@ class Need:
 
     def of(self, answers: int) -> "Need":
         """The need if so many answers are decoded at once, each with a cache of its own."""
-        return replace(self, cache=self.cache * max(1, answers))
+        return replace(self, cache=self.shared + self.each * max(1, answers))
 
 
 class Loading(NamedTuple):
@@ -341,12 +347,12 @@ def memory_need(
         cache = cache_numbers(config, context_length) * number
     with reading(source, "its config.json does not tell its states"):
         cache += state_bytes(config)
-    cache += RECORDINGS if device.startswith("cuda") else 0
     cache += kept(own) * context_length * number
     if head is not None:
         numbers, row = head_numbers(head)
         weights, cache = weights + numbers * number, cache + row * context_length * number
-    return Need(parameters, weights, cache, forecast_of(config, folder, found))
+    shared = RECORDINGS if device.startswith("cuda") else 0
+    return Need(parameters, weights, cache + shared, forecast_of(config, folder, found), shared)
 
 
 def stored_bytes(place: str, matrix: Matrix, loading: Loading) -> int:

@@ -80,7 +80,9 @@ def test_numbers_count_as_they_will_be_loaded(
     number = number or (2 if native else 4)
     need = memory_need(str(folder), device, dtype, 8192)
     recordings = RECORDINGS if device.startswith("cuda") else 0
-    assert need == Need(205, 200 * number + 5 * 8, CACHE * number + recordings)
+    cache = CACHE * number
+    assert need == Need(205, 200 * number + 5 * 8, cache + recordings, shared=recordings)
+    assert need.of(3).cache == 3 * cache + recordings
     assert need.total == need.weights + need.cache
 
 
