@@ -277,7 +277,8 @@ class Page:
                 with gr.Tab("API") as tab:
                     self.access = api.Programs(session, memory, tab)
             with gr.Tab("Settings") as tab:
-                self.saved = settings.Presets(session, memory, self.shelf.start_from)
+                ready = self.chat.composer.channels["ready"]
+                self.saved = settings.Presets(session, memory, self.shelf.start_from, ready)
                 temperature = {"temperature": self.chat.temperature}
                 self.controls = settings.Settings(session, memory, temperature)
                 if not session.guests:
@@ -296,7 +297,7 @@ class Page:
         self.chat.race.wire()
         keep = controls.wire(current)
         follow = self.following()
-        begin = self.saved.wire(self.shelf.new_button, controls, current, keep)
+        begin = self.saved.wire(controls, current, keep)
         loaded = self.waited.change(*follow, **AT_ONCE).then(*begin, **AFTER)
         if self.drafts is not None and self.choice is not None:
             for event in self.drafts.wire(controls, self.pair.method, keep):

@@ -156,6 +156,23 @@ def test_settings_that_can_be_used_are_imported_and_shown(
     assert imported(prompts)[on.controls.system] == "Be kind.", "also without settings"
 
 
+def test_a_new_conversation_comes_with_the_settings_of_its_preset(
+    on: ConversationList, warned: list[str]
+) -> None:
+    """In one update, so that nothing is sent with the settings from before."""
+    chosen = Preferences(method="plain", fresh_seed=False)
+    made = on.session.presets.save(OWNER, "mine", "Be brief.", chosen)
+    ready, id = on.chat.composer.channels["ready"], on.session.chat.conversations(OWNER).create().id
+    on.open(VISIT, event_data(id=id))
+    updates = on.new(VISIT, made.id)
+    values = [updates[part] for part in on.controls.inputs]
+    assert on.controls.read(values) == ("Be brief.", chosen) and updates[on.current] is None
+    assert updates[ready] != on.new(VISIT, "")[ready], "Gradio sends no value twice"
+    on.session.presets.delete(OWNER, made.id)
+    assert warned == [] and on.controls.system not in on.new(VISIT, "")
+    assert on.new(VISIT, made.id)[on.current] is None and "no preset" in warned[0]
+
+
 def test_a_page_says_what_an_import_left_out(
     on: ConversationList, warned: list[str], imported: Imported
 ) -> None:

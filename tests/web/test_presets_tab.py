@@ -92,6 +92,17 @@ def test_what_a_page_does_with_presets(
             act(*given)
 
 
+def test_what_is_picked_for_new_conversations_changes_no_open_one(
+    tab: settings.Presets, session: Session, warned: list[str]
+) -> None:
+    made = session.presets.save(MINE, "mine", "Be kind.", CHOSEN)
+    assert tab.pick(MINE, made.id, None)[tab.controls.system] == "Be kind."
+    session.presets.delete(MINE, made.id)
+    for id, conversation in ((made.id, "some id"), (made.id, None), ("", None)):
+        assert tab.pick(MINE, id, conversation).keys() == {tab.ready}, "the composer waits for it"
+    assert len(warned) == 1 and "no preset" in warned[0]
+
+
 def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, session: Session) -> None:
     controls = tab.controls
     thinking = controls.parts["thinking"]

@@ -420,7 +420,7 @@ class Chat(Tab):
         self.session.viewing[visit.page] = conversation
         return {
             self.current: conversation,
-            self.composer.channels["place"]: {"conversation": conversation},
+            self.composer.channels["place"]: numbered({"conversation": conversation}),
             self.memory: {**(visit.memory or {}), "conversation": conversation},
         }
 

@@ -114,7 +114,15 @@ class ConversationList(Tab):
         self.refresh = refresh = self.event(self.look, here, list_value, guard=newest([list_value]))
         opened = self.on(list_value.open, self.open, (), showing, mode="multiple", guard=chosen)
         self.then(opened, refresh)
-        self.then(self.on(self.new_button.click, self.new, (), showing, guard=chosen), refresh)
+        started = self.on(
+            self.new_button.click,
+            self.new,
+            self.start_from,
+            [*showing, chat.composer.channels["ready"]],
+            mode="multiple",
+            guard=chosen,
+        )
+        self.then(started, refresh)
         self.on(self.search.change, refresh, mode="always_last")
         self.on(list_value.look, self.look, here, list_value, mode="always_last", guard=REFRESH)
         self.on(chat.tokens.look, chat.shown, self.current, chat.stored, guard=REFRESH)
@@ -211,8 +219,14 @@ class ConversationList(Tab):
                 self.session.chat.conversations(visit.owner).show(conversation, message)
         return self.show(visit, conversation)
 
-    def new(self, visit: Visit) -> Updates:
-        return self.show(visit, None)
+    def new(self, visit: Visit, preset: str | None) -> Updates:
+        """Show no conversation, with the settings of a preset. The composer sends nothing before
+        they are there."""
+        ready = self.chat.composer.channels["ready"]
+        updates = {**self.show(visit, None), ready: numbered({})}
+        with notify_errors():
+            updates |= self.controls.use(visit.owner, preset)
+        return updates
 
     def pin(self, owner: str, data: gr.EventData) -> None:
         sent, store = Payload(data), self.session.chat.conversations(owner)

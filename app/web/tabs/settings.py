@@ -27,6 +27,8 @@ from app.web.kit import (
     Tab,
     Updates,
     html,
+    notify_errors,
+    numbered,
     small_button,
     text_file,
     upload_button,
@@ -355,6 +357,17 @@ class Settings(Tab):
         }
         return [system, *(values[name] for name in self.parts)]
 
+    def applied(self, preset: StoredPreset) -> Updates:
+        preferences, problem = self.session.presets.preferences(preset)
+        if problem:
+            warn(problem)
+        values = self.show(preset.system_prompt, preferences)
+        return dict(zip(self.inputs, values, strict=True))
+
+    def use(self, owner: str, id: str | None) -> Updates:
+        """Show the settings of a preset. Without one they stay as they are."""
+        return self.applied(self.session.presets.get(owner, id)) if id else {}
+
     def follow(self, method: str, length: float | None, sampler: bool = True) -> Updates:
         """Show what depends on the loaded model: its recommended sampler (if `sampler`), how long
         an answer can be, the available methods, and whether thinking can be switched. `method` and
@@ -402,6 +415,11 @@ def sampler(name: str) -> list[float]:
     return list(SAMPLERS[name].values())
 
 
+PICKED = """(...values) => {
+  document.dispatchEvent(new Event("strata:preset"));
+  return values;
+}"""
+"""The script that has the composer wait for the settings of a preset."""
 AS_SET = ("As set in Settings", "")
 """The first choice below New conversation: no preset."""
 USES = {
@@ -441,15 +459,18 @@ def preset_buttons(named: Mapping[str, str]) -> dict[str, gr.Button]:
 class Presets(Tab):
     """The presets: choosing, using, changing and making them, and the first preset of each model.
 
-    `start_from` is the picker below New conversation, and `deleted` the token that undoes a
-    deletion. `model` is the model whose first preset the page has already applied.
+    `start_from` is the picker below New conversation, and `ready` tells the composer that what was
+    picked is shown. `deleted` is the token that undoes a deletion. `model` is the model whose first
+    preset the page has already applied.
     """
 
     controls: Settings
 
-    def __init__(self, session: Session, memory: gr.BrowserState, start_from: gr.Dropdown) -> None:
+    def __init__(
+        self, session: Session, memory: gr.BrowserState, start_from: gr.Dropdown, ready: gr.HTML
+    ) -> None:
         super().__init__(session, memory)
-        self.presets, self.start_from = session.presets, start_from
+        self.presets, self.start_from, self.ready = session.presets, start_from, ready
         self.deleted, self.model = gr.State(""), gr.State("")
         with gr.Row(elem_classes="cards", elem_id="presets"):
             with gr.Column(elem_classes="card"):
@@ -486,10 +507,10 @@ class Presets(Tab):
                 with gr.Row(elem_classes="presets"):
                     self.firsts = preset_buttons(FIRSTS)
 
-    def wire(self, new: gr.Button, controls: Settings, current: gr.State, keep: Event) -> Event:
-        """Connect the cards, and the picker at the button for a `new` conversation. `keep` stores
-        the settings with the open conversation. Returns the event that shows the presets and
-        applies the first preset of the loaded model."""
+    def wire(self, controls: Settings, current: gr.State, keep: Event) -> Event:
+        """Connect the cards, and the picker of presets in the chat. `keep` stores the settings with
+        the open conversation. Returns the event that shows the presets and applies the first preset
+        of the loaded model."""
         self.controls = controls
         uses, keeps, firsts = self.uses, self.keeps, self.firsts
         lists: list[Block] = [self.choice, self.start_from, self.first, self.name]
@@ -499,10 +520,10 @@ class Presets(Tab):
             self.start_from.input,
             self.pick,
             [self.start_from, current],
-            settings,
+            [self.ready, *page],
             mode="always_last",
+            js=PICKED,
         )
-        self.on(new.click, self.use, self.start_from, settings)
         used = self.on(uses["use"].click, self.use, self.choice, settings)
         self.then(used, keep)
         self.then(self.on(firsts["makers"].click, self.reset, outputs=settings), keep)
@@ -550,13 +571,6 @@ class Presets(Tab):
         name = self.session.current.info.name
         return f"<p>A page that opens with {escape(name)} starts with {escape(start)}.</p>"
 
-    def applied(self, preset: StoredPreset) -> Updates:
-        preferences, problem = self.presets.preferences(preset)
-        if problem:
-            warn(problem)
-        values = self.controls.show(preset.system_prompt, preferences)
-        return dict(zip(self.controls.inputs, values, strict=True))
-
     def follow(
         self,
         owner: str,
@@ -572,18 +586,22 @@ class Presets(Tab):
         first = self.presets.first(owner, source) if source != model else None
         picked = first.id if first else picked
         shown = self.listed(owner, chosen, picked)
-        applied = self.applied(first) if first and conversation is None else {}
+        applied = self.controls.applied(first) if first and conversation is None else {}
         return {self.model: source, **shown, **applied}
 
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
-        return self.use(owner, id) if conversation is None else {}
+        """Show the settings of a preset if no conversation is open."""
+        updates: Updates = {self.ready: numbered({})}
+        if conversation is None:
+            with notify_errors():
+                updates |= self.use(owner, id)
+        return updates
 
     def use(self, owner: str, id: str | None) -> Updates:
-        """Show the settings of a preset. Without one they stay as they are."""
-        return self.applied(self.presets.get(owner, id)) if id else {}
+        return self.controls.use(owner, id)
 
     def reset(self) -> Updates:
-        return self.applied(StoredPreset("", "", "", {}))
+        return self.controls.applied(StoredPreset("", "", "", {}))
 
     def save(self, owner: str, name: str, picked: str | None, *values: object) -> Updates:
         made = self.presets.save(owner, name, *self.controls.read(values))
