@@ -238,6 +238,7 @@ class Page:
             self.memory = gr.BrowserState({}, storage_key="strata", secret="strata")
             self.current, self.shown = gr.State(None), gr.State(())
             self.waited, self.coming = gr.State(0), gr.State(False)
+            self.kept = settings.hidden_text()
             with gr.Row(elem_id="top"):
                 # Pages that open later begin with this text too, so it holds nothing that changes.
                 name = brand(session.current.info.name)
@@ -280,7 +281,7 @@ class Page:
                 ready = self.chat.composer.channels["ready"]
                 self.saved = settings.Presets(session, memory, self.shelf.start_from, ready)
                 temperature = {"temperature": self.chat.temperature}
-                self.controls = settings.Settings(session, memory, temperature)
+                self.controls = settings.Settings(session, memory, temperature, self.kept)
                 if not session.guests:
                     self.tools = tools.Tools(session, memory, tab)
 
@@ -310,7 +311,8 @@ class Page:
         waiting = Event(self.wait, self.coming, [self.head, self.chat.composer.box, self.waited])
         # A page shows the loaded model and the conversation that was open in its browser.
         opened = [self.memory, current, self.coming]
-        event = self.blocks.load(self.arrive, self.memory, opened, **AT_ONCE)
+        event = self.blocks.load(None, None, self.kept, js=settings.READ_KEPT, **AT_ONCE)
+        event = event.then(self.arrive, self.memory, opened, **AFTER)
         for step in (follow, begin, self.shelf.refresh, opening, waiting):
             event = event.then(*step, **AFTER)
         event.then(None, js=OPENED, **AFTER)

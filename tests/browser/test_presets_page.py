@@ -69,7 +69,8 @@ def test_a_conversation_starts_from_a_preset(
     expect(page.locator("#preset-first")).to_contain_text("its makers' settings")
     page.click("#preset-undo")
     expect(page.locator("#preset-first")).to_contain_text(EVIL)
-    page.evaluate("() => localStorage.clear()")  # as in another browser, with nothing open
+    # as in another browser, with nothing open
+    page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
     visit(page, address)
     expect(page.locator("#start-from input")).to_have_value(EVIL)
     open_tab(page, "Settings")

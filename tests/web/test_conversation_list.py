@@ -156,6 +156,22 @@ def test_settings_that_can_be_used_are_imported_and_shown(
     assert imported(prompts)[on.controls.system] == "Be kind.", "also without settings"
 
 
+def test_an_import_without_settings_keeps_those_that_it_is_answered_with(
+    on: ConversationList, toy: Held, warned: list[str], imported: Imported
+) -> None:
+    controls, chat = on.controls, on.chat
+    chat.controls = controls
+    id = imported(exported())[on.current]
+    chosen = Preferences(method="plain", fresh_seed=False)
+    data = event_data(number=1, text="hello", conversation=id)
+    shown = chat.say(VISIT, data, id, *controls.show("Be brief.", chosen))
+    answer = on.session.generations.get(shown[chat.tokens]["stream"]["token"])
+    assert answer is not None and soon(lambda: answer.over) and warned == []
+    updates = on.open(VISIT, event_data(id=id))
+    values = [updates[part] for part in controls.inputs]
+    assert controls.read(values) == ("Be brief.", chosen)
+
+
 def test_a_new_conversation_comes_with_the_settings_of_its_preset(
     on: ConversationList, warned: list[str]
 ) -> None:

@@ -108,7 +108,7 @@ class ConversationList(Tab):
         """Connect the list. Returns the event that opens the conversation that was open before."""
         self.chat, self.controls = chat, controls
         list_value = self.listed
-        showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.inputs]
+        showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.outputs]
         # The conversation that was chosen last opens, even if answers for others arrive later.
         chosen, here = newest(showing), [self.current, self.search]
         self.refresh = refresh = self.event(self.look, here, list_value, guard=newest([list_value]))
@@ -195,8 +195,7 @@ class ConversationList(Tab):
                 f"The settings of this conversation cannot be used. {problem} The default settings "
                 "are shown instead."
             )
-        values = self.controls.show(conversation.system_prompt, stored)
-        return dict(zip(self.controls.inputs, values, strict=True))
+        return self.controls.shown(conversation.system_prompt, stored)
 
     def show(self, visit: Visit, conversation: str | None) -> Updates:
         updates: Updates = {**self.chat.open(visit, conversation), self.chat.proof: ""}
