@@ -347,8 +347,29 @@ def test_all_conversations_are_exported_and_come_back(
     name, content = fetched(on, on.export_all("json", OWNER))
     file = tmp_path / name
     file.write_bytes(content)
-    on.import_(VISIT, str(file))
-    assert [each.title for each in store.list()] == ["other", "same", "same"] * 2 and warned == []
+    on.import_(VISIT._replace(owner="another"), str(file))
+    theirs = on.session.chat.conversations("another").list()
+    assert [each.title for each in theirs] == ["other", "same", "same"] and warned == []
+
+
+def test_what_is_here_already_is_opened_and_not_imported_again(
+    on: ConversationList, warned: list[str], imported: Imported
+) -> None:
+    store = on.session.chat.conversations(OWNER)
+    one, other = exported(), exported(title="Another talk")
+    first = imported(one)[on.current]
+    store.set_settings(first, Preferences(method="plain").mapping())
+    store.pin(first, True)
+    again = imported(one)
+    assert again[on.current] == first and len(store.list()) == 1
+    assert warned.pop().startswith("This conversation is here already")
+    made = imported([one, other])[on.current]
+    assert store.get(made).title == "Another talk" and len(store.list()) == 2
+    assert warned.pop().startswith("1 of 2 conversations are here already")
+    assert imported([other, one])[on.current] == made and len(store.list()) == 2
+    assert warned.pop().startswith("2 of 2 conversations are here already")
+    store.append(first, "user", "And more")
+    assert imported(one)[on.current] not in (first, made) and warned == [], "it has gone on here"
 
 
 def test_another_guest_gets_nothing(on: ConversationList) -> None:

@@ -13,7 +13,7 @@ has these keys:
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -266,16 +266,19 @@ class ConversationList(Tab):
 
 
 def read_in(session: Session, owner: str, content: bytes) -> str:
-    """Import the conversations of a file. Returns the id of the first one. Raises StorageError."""
+    """Import the conversations of a file that are not stored yet. Returns the id of the first one.
+    Raises StorageError."""
     store = session.chat.conversations(owner)
     found = imports.read_file(content, store.room())
+    stored = store.stored(found.conversations)
+    fresh = [one for one, id in zip(found.conversations, stored, strict=True) if id is None]
     conversations, problems = [], []
-    for export in found.conversations:
+    for export in fresh:
         problem = Preferences.usable(export.settings)[1]
         conversations.append(export._replace(settings={}) if problem else export)
         problems += [problem] if problem else []
     made = store.import_(conversations)
-    for notice in found.notices:
+    for notice in (*found.notices, *already(len(stored) - len(fresh), len(stored))):
         session.notices.report(owner, notice)
     if problems:
         session.notices.report(
@@ -283,7 +286,21 @@ def read_in(session: Session, owner: str, content: bytes) -> str:
             f"The settings of {len(problems):,} conversations could not be used and were left out. "
             f"The first: {problems[0]}",
         )
-    return made[0]
+    return next(id for id in (*made, *stored) if id is not None)
+
+
+def already(known: int, read: int) -> Iterator[str]:
+    """The notice that so many of the conversations of a file were stored before, if any."""
+    if read == known == 1:
+        yield (
+            "This conversation is here already, with the same title and messages. It was opened, "
+            "and not imported again."
+        )
+    elif known:
+        yield (
+            f"{known:,} of {read:,} conversations are here already, with the same title and "
+            "messages. They were not imported again."
+        )
 
 
 TEMPLATE = (
