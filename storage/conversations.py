@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Annotated, Any, NamedTuple, Self
 
 import sqlite_utils
@@ -462,6 +463,38 @@ class Conversations:
             ],
         }
 
+    def stored(self, found: Sequence[Export]) -> Sequence[str | None]:
+        """For each conversation that was read from a file, the id of a stored one with the same
+        title, system prompt and messages, in all versions; None if there is none.
+
+        Each stored conversation stands for one in the file, so that none is missing where a file
+        holds two that are the same.
+        """
+        titles = {_title(export.title) for export in found}
+        same: dict[bytes, list[str]] = {}
+        with self._db.read():
+            rows = self._db.execute_read(
+                "SELECT id, title, system_prompt FROM conversations "
+                "WHERE owner = ? AND title IN (SELECT value FROM json_each(?)) ORDER BY updated",
+                [self.owner_id, to_json(sorted(titles))],
+            )
+            for id, title, system_prompt in rows:
+                same.setdefault(self._digest(id, title, system_prompt), []).append(id)
+        left = [same.get(_digest_of(export)) for export in found]
+        return [ids.pop() if ids else None for ids in left]
+
+    def _digest(self, id: str, title: object, system_prompt: object) -> bytes:
+        tree = self._tree(id)
+        numbers = {each: number for number, each in enumerate(tree.parents)}
+        rows = self._db.execute_read(
+            "SELECT role, content FROM messages WHERE conversation = ? ORDER BY position", [id]
+        )
+        messages = [
+            (as_text(role), as_text(content), numbers.get(parent or ""))
+            for (role, content), parent in zip(rows, tree.parents.values(), strict=True)
+        ]
+        return _digest(as_text(title), as_text(system_prompt), messages)
+
     def import_(self, found: Sequence[Export]) -> Sequence[str]:
         """Store conversations that were read from a file, the first as the newest; returns their
         ids.
@@ -554,6 +587,17 @@ class Conversations:
         query = "SELECT 1 FROM runs WHERE id = ? AND owner = ?"
         if run_id is not None and not self._db.execute_read(query, [run_id, self.owner_id]):
             raise StorageError(f"There is no run {run_id!r}. Save the run before its message.")
+
+
+def _digest(
+    title: str, system_prompt: str, messages: Sequence[tuple[str, str, int | None]]
+) -> bytes:
+    return sha256(to_json([title, system_prompt, messages]).encode()).digest()
+
+
+def _digest_of(export: Export) -> bytes:
+    messages = [(m.role, well_formed(m.content), m.parent) for m in export.messages]
+    return _digest(_title(export.title), well_formed(export.system_prompt), messages)
 
 
 def _rows(id: str, export: Export) -> list[tuple[Any, ...]]:

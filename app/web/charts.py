@@ -2,14 +2,16 @@
 
 Backgrounds are transparent and text is mid-grey, so that a figure fits light and dark mode. The
 number of points is bounded (storage/steps.py), because a figure travels to the browser as a whole.
-A title states the finding. In some charts a click on a point opens a run or a step: the point's
-`customdata` then begins with "run" or "step" and its id or number (assets/picks.js).
+A title states the finding. A chart without data has no axes, and says what it will show. In some
+charts a click on a point opens a run or a step: the point's `customdata` then begins with "run" or
+"step" and its id or number (assets/picks.js).
 """
 
 from collections.abc import Sequence
 from html import escape
 from operator import mul
 from statistics import median
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -36,6 +38,9 @@ SPEEDS, SPEEDUPS = "Median speed by model (hollow: plain)", "Median speedup by m
 TEXT_COLOUR = "#7c8aa5"
 """The colour of Plotly's own text, readable in light and dark mode."""
 
+LINE_LENGTH = 44
+"""The most characters in a line of the text of an empty chart, so that it fits on a phone."""
+UNDRAFTED = "Nothing was drafted in this run."
 LABELLED = {"textposition": "outside", "cliponaxis": False}
 """Bars with their values at their ends, in the `texttemplate`."""
 NEUTRAL = {"color": PLAIN, "dash": "dot", "width": 1.5}
@@ -108,6 +113,8 @@ def tokens_over_time(run: Digest, plain: Digest = NOTHING) -> go.Figure:
         tokens = f"{run.tokens:,} token{'s' * (run.tokens != 1)}"
         title = f"{tokens} in {run.line[-1].seconds:.2f} s"
     figure = framed(title, "seconds of decoding", "tokens", True)
+    if not run.line and not plain.line:
+        return without_axes(figure, "This chart will show how fast the tokens of an answer come.")
     for name, each in (("plain", plain), ("with drafts", run)):
         if not each.line:
             continue
@@ -129,16 +136,17 @@ def accepted_lengths(run: Digest) -> go.Figure:
     title = f"{run.tokens / run.steps:.2f} tokens per step" if run.steps else "Tokens per step"
     figure = framed(title, "tokens from one step", "steps")
     lengths = dict(run.lengths)
-    if lengths:
-        longest = max(lengths)
-        x = list(range(1, longest + 1))
-        figure.add_bar(
-            x=x,
-            y=[lengths.get(n, 0) for n in x],
-            marker={"color": [PLAIN if n == 1 else INK for n in x]},
-            hovertemplate="%{y} steps gave %{x}<extra></extra>",
-        )
-        figure.update_xaxes(dtick=1 if longest <= 16 else None)
+    if not lengths:
+        return without_axes(figure, "This chart will show how many tokens each step gives.")
+    longest = max(lengths)
+    x = list(range(1, longest + 1))
+    figure.add_bar(
+        x=x,
+        y=[lengths.get(n, 0) for n in x],
+        marker={"color": [PLAIN if n == 1 else INK for n in x]},
+        hovertemplate="%{y} steps gave %{x}<extra></extra>",
+    )
+    figure.update_xaxes(dtick=1 if longest <= 16 else None)
     return figure
 
 
@@ -148,6 +156,8 @@ def share_by_tier(run: Digest) -> go.Figure:
     title = f"{100 * guessed:.0f} % of the tokens were guessed"
     known = share and UNKNOWN not in share
     figure = framed(title if known else "Where the tokens came from", "", "% of tokens")
+    if not share:
+        return without_axes(figure, "This chart will show which source each token comes from.")
     sources = [*INKS, *others(share)]
     figure.add_bar(
         x=[name_of(source) for source in sources],
@@ -165,6 +175,9 @@ def rate_by_depth(run: Digest) -> go.Figure:
     first = f"{100 * rows[0][2] / rows[0][1]:.0f} % of the first guesses were right" if rows else ""
     title = first if rows and rows[0][0] == 1 else "Accepted drafts by position"
     figure = framed(title, "position in the draft", "% accepted")
+    if not rows:
+        coming = "This chart will show how often the guess at each position is right."
+        return without_axes(figure, UNDRAFTED if run.steps else coming)
     figure.add_scatter(
         x=[depth for depth, _, _ in rows],
         y=[round(100 * accepted / proposed, 2) for _, proposed, accepted in rows],
@@ -182,6 +195,9 @@ def tier_rates(run: Digest) -> go.Figure:
     drafted, kept = sum(proposed.values()), sum(accepted.values())
     title = f"{kept:,} of {drafted:,} guessed tokens were right"
     figure = framed(title if drafted else "Drafted and accepted by source", "", "tokens")
+    if not drafted:
+        coming = "This chart will show how many guesses of each source are right."
+        return without_axes(figure, UNDRAFTED if run.steps else coming)
     sources = [source for source in INKS if source != TARGET] + others(proposed)
     titles = [name_of(source) for source in sources]
     colours = [ink(source).colour for source in sources]
@@ -203,9 +219,9 @@ def step_times(run: Digest) -> go.Figure:
     verify = totals["verify"]  # 0 for a server, whose stages are not known.
     title = f"Verifying takes {100 * verify / whole:.0f} % of a step" if verify else ""
     figure = framed(title or "What a step takes", "step", "ms per step", True)
+    if not run.line:
+        return without_axes(figure, "This chart will show what each step spends its time on.")
     for name, colour in STAGES.items():
-        if not run.line:
-            break
         figure.add_scatter(
             x=[point.step + 1 for point in run.line],
             y=[round(1e3 * getattr(point, name), 4) for point in run.line],
@@ -328,7 +344,8 @@ def with_room(figure: go.Figure, marks: Sequence[Mark], models: int) -> go.Figur
 
 def without_axes(figure: go.Figure, text: str) -> go.Figure:
     figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
-    figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    lines = "<br>".join(wrap(text, LINE_LENGTH))
+    figure.add_annotation(text=lines, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     return figure
 
 
@@ -336,6 +353,10 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
     """The speedup of each repeat (None if it is not known), with a line at `whole`, the speedup of
     all repeats. Plain decoding is 1."""
     figure = framed("Speedup over plain decoding", "repeat", "times as fast")
+    if whole is None and not any(values):
+        coming = "This chart will show the speedup of each repeat."
+        unknown = "No draft was accepted, so no speedup is known."
+        return without_axes(figure, unknown if values else coming)
     known = {str(i): value for i, value in enumerate(values, 1) if value is not None}
     if known:
         figure.add_bar(
@@ -357,8 +378,10 @@ def cost_curve(curve: CostCurve | None, run: Digest = NOTHING) -> go.Figure:
     """The time of a step by the number of tokens that it verifies, and how many tokens the steps of
     a run drafted."""
     figure = framed("What a step costs, and how much was drafted", "drafted tokens", "steps", True)
+    if curve is None and not run.drafted:
+        return without_axes(figure, "This chart will show what it costs to check more drafts.")
     figure.update_layout(
-        yaxis={"side": "right", "showgrid": False},
+        yaxis={"side": "right", "showgrid": False, "visible": bool(run.drafted)},
         yaxis2={"title": "ms per step", "overlaying": "y", "rangemode": "tozero", **AXIS},
     )
     drafted = dict(run.drafted)
@@ -424,6 +447,9 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
             customdata=[round(met[length]) for length in shown],
             hovertemplate="%{y:.0f} %, learned from %{customdata:,} tokens",
         )
+    if not any(line.x for line in figure.data):
+        figure.data = []
+        return without_axes(figure, "This chart will show how often longer matches are right.")
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 100])
     return figure

@@ -370,10 +370,13 @@ class Tab:
         guard: Guard | None = None,
         refused: object = None,
         concurrency_limit: int | None = None,
+        js: str | None = None,
     ) -> Dependency:
+        """Connect a handler. `js` is a script that first gets the inputs, and returns them."""
         if not isinstance(handler, Event):
             handler = self.event(handler, inputs, outputs, guard, refused)
         options = {**AT_ONCE, "trigger_mode": mode, "concurrency_limit": concurrency_limit}
+        options["js"] = js
         connect = partial(gr.on, triggers) if isinstance(triggers, Sequence) else triggers
         done: Dependency = connect(*handler, **options)
         return done

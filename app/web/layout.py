@@ -238,6 +238,7 @@ class Page:
             self.memory = gr.BrowserState({}, storage_key="strata", secret="strata")
             self.current, self.shown = gr.State(None), gr.State(())
             self.waited, self.coming = gr.State(0), gr.State(False)
+            self.kept = settings.hidden_text()
             with gr.Row(elem_id="top"):
                 # Pages that open later begin with this text too, so it holds nothing that changes.
                 name = brand(session.current.info.name)
@@ -277,9 +278,10 @@ class Page:
                 with gr.Tab("API") as tab:
                     self.access = api.Programs(session, memory, tab)
             with gr.Tab("Settings") as tab:
-                self.saved = settings.Presets(session, memory, self.shelf.start_from)
+                ready = self.chat.composer.channels["ready"]
+                self.saved = settings.Presets(session, memory, self.shelf.start_from, ready)
                 temperature = {"temperature": self.chat.temperature}
-                self.controls = settings.Settings(session, memory, temperature)
+                self.controls = settings.Settings(session, memory, temperature, self.kept)
                 if not session.guests:
                     self.tools = tools.Tools(session, memory, tab)
 
@@ -296,7 +298,7 @@ class Page:
         self.chat.race.wire()
         keep = controls.wire(current)
         follow = self.following()
-        begin = self.saved.wire(self.shelf.new_button, controls, current, keep)
+        begin = self.saved.wire(controls, current, keep)
         loaded = self.waited.change(*follow, **AT_ONCE).then(*begin, **AFTER)
         if self.drafts is not None and self.choice is not None:
             for event in self.drafts.wire(controls, self.pair.method, keep):
@@ -309,7 +311,8 @@ class Page:
         waiting = Event(self.wait, self.coming, [self.head, self.chat.composer.box, self.waited])
         # A page shows the loaded model and the conversation that was open in its browser.
         opened = [self.memory, current, self.coming]
-        event = self.blocks.load(self.arrive, self.memory, opened, **AT_ONCE)
+        event = self.blocks.load(None, None, self.kept, js=settings.READ_KEPT, **AT_ONCE)
+        event = event.then(self.arrive, self.memory, opened, **AFTER)
         for step in (follow, begin, self.shelf.refresh, opening, waiting):
             event = event.then(*step, **AFTER)
         event.then(None, js=OPENED, **AFTER)

@@ -29,6 +29,12 @@ function place({ conversation }) {
   ask();
 }
 
+// What is written from now on is for the new conversation, though the server has yet to show it.
+function beginNew() {
+  expect();
+  place({ conversation: null });
+}
+
 function begin() {
   const row = document.querySelector(".composer");
   if (!row || !area() || !("opened" in document.documentElement.dataset)) return;
@@ -59,8 +65,10 @@ document.addEventListener("click", (event) => {
   else if (on("#attach")) input.click();
   else if (on("#stop")) held = true;
   else if (on(".examples button")) {
-    if (!busy() && !sending) say({ text: on("button").textContent.trim(), files: [] }, false);
-  }
+    const message = { text: on("button").textContent.trim(), files: [] };
+    if (coming !== null) queue(message);
+    else if (!busy() && !sending) say(message, false);
+  } else if (on("#new")) beginNew();
 }, true);
 listen("place", place);
 document.addEventListener("strata:editing", ({ detail }) => {

@@ -1,6 +1,7 @@
 // Sending. The page sends one message at a time. A message that is written while an answer grows
 // waits in a visible list, and is sent when the answer has ended by itself. After Stop it waits for
-// a click.
+// a click. A message for a new conversation waits there until the page has its settings, because
+// they are sent with it.
 const LATE_MS = 20000;
 let number = 0;
 let sending = null; // { number, message, waited }
@@ -9,9 +10,21 @@ let held = true; // waiting messages are sent only by a click
 let born = false; // the message that is being sent begins a conversation
 let answering = false;
 let hurried = false; // to be sent as soon as its files are read
+let coming = null; // a timer, while the settings of a new conversation have not arrived
 
 function written() {
   return { text: area().value, files: files.filter((file) => file.key) };
+}
+
+function expect() {
+  clearTimeout(coming);
+  coming = setTimeout(arrived, LATE_MS);
+}
+
+function arrived() {
+  clearTimeout(coming);
+  coming = null;
+  drawWaits();
 }
 
 function send() {
@@ -22,17 +35,21 @@ function send() {
     drawFiles(); // The message is sent when they are read; the list shows this.
     return;
   }
-  if (!busy() && !sending) {
+  if (!busy() && !sending && coming === null) {
     say(message, false);
     return;
   }
   if (!message.text.trim() && !message.files.length) return;
-  held = false;
-  waits.push(message);
+  queue(message);
   files = [];
   write("");
   keep();
   drawFiles();
+}
+
+function queue(message) {
+  held = false;
+  waits.push(message);
   changedWaits();
 }
 
@@ -89,7 +106,7 @@ function follow() {
 }
 
 function sendNext() {
-  if (!held && !sending && !busy() && waits.length) say(waits[0], true);
+  if (!held && !sending && !busy() && coming === null && waits.length) say(waits[0], true);
 }
 
 function changedWaits() {
@@ -110,7 +127,7 @@ function drawWaits() {
     const go = node("button", "go", "Send now");
     const away = node("button", "away", "Remove");
     line.append(node("span", "words", label));
-    go.hidden = now || at > 0;
+    go.hidden = now || coming !== null || at > 0;
     go.addEventListener("click", () => say(message, true));
     away.setAttribute("aria-label", "Remove: " + label.slice(0, 60));
     away.addEventListener("click", () => {
@@ -126,3 +143,8 @@ function drawWaits() {
 }
 
 listen("sent", answered);
+listen("ready", () => {
+  arrived();
+  sendNext();
+});
+document.addEventListener("strata:preset", expect);

@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 from tests.support.pages import (
     answer,
     finished,
+    late,
     open_tab,
     pick,
     send,
@@ -50,6 +51,16 @@ def test_a_conversation_starts_from_a_preset(
     assert answer(page)
     assert settings(data, owner)["generation"]["max_tokens"] == 12
     assert page.locator("img[src='x']").count() == 0
+    set_number(page, "Max tokens", 9)
+    with late(data, "conversations.ConversationList.new"):
+        page.click("#new")
+        page.fill("#box textarea", "Tell me of a whale.")
+        page.click("#send")
+        expect(page.locator("#writer .wait .words")).to_have_text("Tell me of a whale.")
+    expect(page.locator("#tokens .turn.said")).to_have_text(["Tell me of a whale."])
+    finished(page)
+    expect(page.locator("#conversations .entry")).to_have_count(2)
+    assert settings(data, owner)["generation"]["max_tokens"] == 12
     open_tab(page, "Settings")
     pick(page, "#preset", EVIL)
     page.click("#preset-begin")
@@ -58,7 +69,8 @@ def test_a_conversation_starts_from_a_preset(
     expect(page.locator("#preset-first")).to_contain_text("its makers' settings")
     page.click("#preset-undo")
     expect(page.locator("#preset-first")).to_contain_text(EVIL)
-    page.evaluate("() => localStorage.clear()")  # as in another browser, with nothing open
+    # as in another browser, with nothing open
+    page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
     visit(page, address)
     expect(page.locator("#start-from input")).to_have_value(EVIL)
     open_tab(page, "Settings")

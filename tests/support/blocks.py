@@ -38,7 +38,7 @@ def tab_of(kind: type[T], session: Session) -> T:
         memory = gr.BrowserState({})
         with gr.Blocks(), gr.Tab("Tab") as tab:
             parts = {"tab": tab, "current": gr.State(None), "start_from": preset_picker()}
-            parts["bits"] = gr.Dropdown()
+            parts |= {"bits": gr.Dropdown(), "ready": gr.HTML()}
             named = signature(kind).parameters
             found: Any = kind(session, memory, **{n: parts[n] for n in parts if n in named})
             if "controls" in kind.__annotations__:

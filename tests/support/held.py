@@ -31,6 +31,7 @@ HELD = (
     "diagnostics.Diagnostics.filter",
     "diagnostics.Diagnostics.show",
     "diagnostics.Diagnostics.choose",
+    "conversations.ConversationList.new",
     "conversations.ConversationList.open",
     "conversations.ConversationList.look",
 )

@@ -299,6 +299,36 @@ def test_damaged_places_hide_nothing(
     ada.delete(id)
 
 
+def test_a_stored_conversation_is_found_again_by_all_its_versions(
+    ada: Conversations, db: Database, id: str
+) -> None:
+    export = imports.read(ada.export(id))
+    *most, last = export.messages
+    elsewhere = [*most, last._replace(parent=0)]
+    changes: list[dict[str, Any]] = [
+        {"title": "another"},
+        {"system_prompt": "another"},
+        {"messages": most},
+        {"messages": [*most, last._replace(content="another")]},
+        {"messages": [*most, last._replace(role="system")]},
+        {"messages": elsewhere},
+    ]
+    assert last.parent != 0
+    assert ada.stored([export, *(export._replace(**each) for each in changes)]) == [id, *[None] * 6]
+    arranged = export._replace(folder="Work", pinned=True, created=1.0, settings={"seed": 3})
+    shown = [message._replace(created=1.0, chosen=0, pieces=None) for message in export.messages]
+    assert ada.stored([arranged._replace(messages=shown)]) == [id]
+    assert ada.stored([export, export]) == [id, None], "the file holds two"
+    (copy,) = ada.import_([export])
+    assert ada.stored([export] * 3) == [copy, id, None]
+    assert Conversations(db, "bob").stored([export]) == [None]
+    ada.delete(copy)
+    assert ada.stored([export] * 2) == [id, None]
+    odd = export._replace(title=" \ud800 ", system_prompt="\ud800")
+    (odd_id,) = ada.import_([odd])
+    assert ada.stored([odd]) == [odd_id]
+
+
 def test_a_long_conversation_is_deep(db: Database, ada: Conversations) -> None:
     """Deeper than Python or SQLite would recurse."""
     count = 5000
@@ -306,6 +336,7 @@ def test_a_long_conversation_is_deep(db: Database, ada: Conversations) -> None:
     (id,) = ada.import_([Export("deep", "", {}, 1.0, rows)])
     messages = ada.messages(id)
     assert len(messages) == count and messages[-1].content == f"m{count - 1}"
+    assert ada.stored([imports.read(ada.export(id))]) == [id]
     token = ada.delete_message(id, messages[1].id)
     assert contents(ada, id) == ["m0"]
     ada.undo(token)

@@ -191,7 +191,7 @@ def test_the_cost_curve_reaches_as_far_as_the_largest_draft() -> None:
     assert list(bars.y) == [1] and not line.x and not points.x
     assert not charts.cost_curve(curve).data[0].x
     ended_early = digest(run_of([Step(0, (), finish="cancelled")]))
-    assert not charts.cost_curve(None, ended_early).data[0].x, "a step without tokens is none"
+    assert not charts.cost_curve(None, ended_early).data, "a step without tokens is none"
 
 
 def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
@@ -234,7 +234,7 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
     assert len(line.x) == POINTS + 1 and line.y[-1] == 5_000
 
 
-def test_nothing_to_draw_is_no_error() -> None:
+def test_a_chart_without_data_says_in_one_sentence_what_it_will_show() -> None:
     of_a_run = (charts.tokens_over_time, charts.accepted_lengths, charts.share_by_tier)
     of_a_run += (charts.rate_by_depth, charts.tier_rates, charts.step_times)
     of_runs = (charts.speedups, charts.speed_of_runs, charts.speedup_of_runs)
@@ -246,3 +246,17 @@ def test_nothing_to_draw_is_no_error() -> None:
     ):
         layout = json.loads(figure.to_json())["layout"]
         assert layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["title"]["text"]
+        assert not figure.data and "shapes" not in layout
+        assert not layout["xaxis"]["visible"] and not layout["yaxis"]["visible"]
+        (note,) = layout["annotations"]
+        assert note["text"].endswith(".") and "color" not in note.get("font", {})
+        assert max(map(len, note["text"].split("<br>"))) <= charts.LINE_LENGTH
+        assert layout["font"]["color"] == charts.TEXT_COLOUR, "legible in light and dark mode"
+
+
+def test_the_charts_of_a_plain_run_say_that_nothing_was_drafted() -> None:
+    plain = digest(run_of([replace(step(0, [TARGET]), proposed={}, accepted={}, by_depth=())]))
+    for figure in (charts.rate_by_depth(plain), charts.tier_rates(plain)):
+        assert [note.text for note in figure.layout.annotations] == [charts.UNDRAFTED]
+    (unknown,) = charts.speedups([None]).layout.annotations
+    assert "no speedup is known" in unknown.text.replace("<br>", " ")

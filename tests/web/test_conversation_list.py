@@ -156,6 +156,39 @@ def test_settings_that_can_be_used_are_imported_and_shown(
     assert imported(prompts)[on.controls.system] == "Be kind.", "also without settings"
 
 
+def test_an_import_without_settings_keeps_those_that_it_is_answered_with(
+    on: ConversationList, toy: Held, warned: list[str], imported: Imported
+) -> None:
+    controls, chat = on.controls, on.chat
+    chat.controls = controls
+    id = imported(exported())[on.current]
+    chosen = Preferences(method="plain", fresh_seed=False)
+    data = event_data(number=1, text="hello", conversation=id)
+    shown = chat.say(VISIT, data, id, *controls.show("Be brief.", chosen))
+    answer = on.session.generations.get(shown[chat.tokens]["stream"]["token"])
+    assert answer is not None and soon(lambda: answer.over) and warned == []
+    updates = on.open(VISIT, event_data(id=id))
+    values = [updates[part] for part in controls.inputs]
+    assert controls.read(values) == ("Be brief.", chosen)
+
+
+def test_a_new_conversation_comes_with_the_settings_of_its_preset(
+    on: ConversationList, warned: list[str]
+) -> None:
+    """In one update, so that nothing is sent with the settings from before."""
+    chosen = Preferences(method="plain", fresh_seed=False)
+    made = on.session.presets.save(OWNER, "mine", "Be brief.", chosen)
+    ready, id = on.chat.composer.channels["ready"], on.session.chat.conversations(OWNER).create().id
+    on.open(VISIT, event_data(id=id))
+    updates = on.new(VISIT, made.id)
+    values = [updates[part] for part in on.controls.inputs]
+    assert on.controls.read(values) == ("Be brief.", chosen) and updates[on.current] is None
+    assert updates[ready] != on.new(VISIT, "")[ready], "Gradio sends no value twice"
+    on.session.presets.delete(OWNER, made.id)
+    assert warned == [] and on.controls.system not in on.new(VISIT, "")
+    assert on.new(VISIT, made.id)[on.current] is None and "no preset" in warned[0]
+
+
 def test_a_page_says_what_an_import_left_out(
     on: ConversationList, warned: list[str], imported: Imported
 ) -> None:
@@ -314,8 +347,29 @@ def test_all_conversations_are_exported_and_come_back(
     name, content = fetched(on, on.export_all("json", OWNER))
     file = tmp_path / name
     file.write_bytes(content)
-    on.import_(VISIT, str(file))
-    assert [each.title for each in store.list()] == ["other", "same", "same"] * 2 and warned == []
+    on.import_(VISIT._replace(owner="another"), str(file))
+    theirs = on.session.chat.conversations("another").list()
+    assert [each.title for each in theirs] == ["other", "same", "same"] and warned == []
+
+
+def test_what_is_here_already_is_opened_and_not_imported_again(
+    on: ConversationList, warned: list[str], imported: Imported
+) -> None:
+    store = on.session.chat.conversations(OWNER)
+    one, other = exported(), exported(title="Another talk")
+    first = imported(one)[on.current]
+    store.set_settings(first, Preferences(method="plain").mapping())
+    store.pin(first, True)
+    again = imported(one)
+    assert again[on.current] == first and len(store.list()) == 1
+    assert warned.pop().startswith("This conversation is here already")
+    made = imported([one, other])[on.current]
+    assert store.get(made).title == "Another talk" and len(store.list()) == 2
+    assert warned.pop().startswith("1 of 2 conversations are here already")
+    assert imported([other, one])[on.current] == made and len(store.list()) == 2
+    assert warned.pop().startswith("2 of 2 conversations are here already")
+    store.append(first, "user", "And more")
+    assert imported(one)[on.current] not in (first, made) and warned == [], "it has gone on here"
 
 
 def test_another_guest_gets_nothing(on: ConversationList) -> None:

@@ -97,6 +97,7 @@ def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
     assert none[on.table] == [] and "No run matches" in none[on.range]
     none = on.refit(OWNER, ids[1], *chosen)
     assert none[on.shown] is None and none[on.title] == run_html.NO_RUN_YET
+    assert on.plots[diagnostics.COSTS] in none, "the cost of a step is known without a run"
 
 
 def test_a_step_tells_what_came_of_it(on: Diagnostics, ids: list[str]) -> None:

@@ -45,20 +45,43 @@ def test_a_page_begins_with_the_preset_of_its_model_unless_a_conversation_is_ope
 ) -> None:
     made = session.presets.save("local", EVIL, "Be kind.", CHOSEN)
     controls = tab.controls
-    plain = tab.follow(MINE, "", None, "", None)
+    plain = tab.follow(MINE, "", None, "", None, "")
     assert controls.system not in plain and plain[tab.start_from]["value"] == ""
     assert "its makers&#x27; settings" in str(plain[tab.first])
     shown = tab.begin(MINE, made.id)[tab.first]
     assert "&lt;img" in str(shown) and "<img" not in str(shown)
-    begun = tab.follow(MINE, "", None, "", None)
+    begun = tab.follow(MINE, "", None, "", None, "")
     assert begun[controls.system] == "Be kind." and begun[tab.model] == "owner/name"
     assert begun[tab.start_from]["value"] == made.id
-    assert controls.system not in tab.follow(MINE, "", None, "", "some id")
-    again = tab.follow(MINE, "owner/name", None, "", None)
+    assert controls.system not in tab.follow(MINE, "", None, "", "some id", "")
+    again = tab.follow(MINE, "owner/name", None, "", None, "")
     assert controls.system not in again, "what was set meanwhile stays"
-    theirs = tab.follow(GUEST, "", None, "", None)
+    theirs = tab.follow(GUEST, "", None, "", None, "")
     assert controls.system not in theirs and warned == []
     assert len(theirs[tab.choice]["choices"]) == len(PRESETS)
+
+
+def test_a_page_that_is_reloaded_shows_what_it_showed(
+    tab: settings.Presets, session: Session
+) -> None:
+    """With the same model; a page that opens later begins with the preset of its model."""
+    controls = tab.controls
+    tab.begin(MINE, session.presets.save(MINE, "first", "Be brief.", Preferences()).id)
+    for kept in (
+        controls.keep(MINE, None, *values(tab)),
+        str(controls.shown("Be kind.", CHOSEN)[controls.kept]),
+    ):
+        back = tab.follow(MINE, "", None, "", None, kept)
+        assert controls.read([back[part] for part in controls.inputs]) == ("Be kind.", CHOSEN)
+        assert controls.system not in tab.follow(MINE, "", None, "", "some id", kept)
+        stack = kept.replace('"plain"', '"hsd"')
+        assert tab.follow(MINE, "", None, "", None, stack)[controls.parts["method"]] == "auto"
+        for other in (kept.replace('{"model": "', '{"model": "x'), kept.replace("0.3", '"hot"')):
+            assert tab.follow(MINE, "", None, "", None, other)[controls.system] == "Be brief."
+    for nonsense in ("", "{", "[" * 9_999, "[]", '"text"', "{}", None):
+        assert tab.follow(MINE, "", None, "", None, nonsense)[controls.system] == "Be brief."
+    loaded_later = tab.follow(MINE, "another", None, "", None, kept)
+    assert loaded_later[controls.system] == "Be brief."
 
 
 def test_what_a_page_does_with_presets(
@@ -90,6 +113,17 @@ def test_what_a_page_does_with_presets(
     ):
         with pytest.raises(StrataError):
             act(*given)
+
+
+def test_what_is_picked_for_new_conversations_changes_no_open_one(
+    tab: settings.Presets, session: Session, warned: list[str]
+) -> None:
+    made = session.presets.save(MINE, "mine", "Be kind.", CHOSEN)
+    assert tab.pick(MINE, made.id, None)[tab.controls.system] == "Be kind."
+    session.presets.delete(MINE, made.id)
+    for id, conversation in ((made.id, "some id"), (made.id, None), ("", None)):
+        assert tab.pick(MINE, id, conversation).keys() == {tab.ready}, "the composer waits for it"
+    assert len(warned) == 1 and "no preset" in warned[0]
 
 
 def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, session: Session) -> None:

@@ -173,7 +173,6 @@ class Chat(Tab):
             conversation = self.session.chat.say(visit.owner, conversation, text)
             if fresh:
                 store.set_system_prompt(conversation, system)
-                store.set_settings(conversation, preferences.mapping())
             updates = self.begin(visit, conversation, preferences)
         except Exception as error:
             warn(explained(error))
@@ -420,7 +419,7 @@ class Chat(Tab):
         self.session.viewing[visit.page] = conversation
         return {
             self.current: conversation,
-            self.composer.channels["place"]: {"conversation": conversation},
+            self.composer.channels["place"]: numbered({"conversation": conversation}),
             self.memory: {**(visit.memory or {}), "conversation": conversation},
         }
 
@@ -507,6 +506,10 @@ class Chat(Tab):
         return {}
 
     def begin(self, visit: Visit, conversation: str, preferences: Preferences) -> Updates:
+        """Begin an answer. A conversation without settings keeps those of this answer."""
+        store = self.session.chat.conversations(visit.owner)
+        if not store.get(conversation).settings:
+            store.set_settings(conversation, preferences.mapping())
         self.session.viewing[visit.page] = conversation
         self.session.generations.start(visit.owner, conversation, preferences)
         return {**self.shown(visit, conversation), self.proof: ""}

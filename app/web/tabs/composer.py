@@ -28,9 +28,10 @@ SCRIPT = tuple(
     f"composer/{name}.js"
     for name in ("state", "drafts", "sending", "files", "gauge", "keys", "begin")
 )
-CHANNELS = ("sent", "revised", "place", "attached", "filled")
-"""The channels: whether a message was accepted, or a new version of one; the open conversation; a
-file that was read; how full the context is."""
+CHANNELS = ("sent", "revised", "place", "ready", "attached", "filled")
+"""The channels: whether a message was accepted, or a new version of one; the open conversation;
+that the page has the settings of a new conversation; a file that was read; how full the context
+is."""
 GONE = "There is no such message. It may have been deleted: reload the page."
 READERS = 2
 """How many files are read at the same time, because a long PDF file keeps a core busy."""

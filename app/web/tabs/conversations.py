@@ -13,7 +13,7 @@ has these keys:
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -108,13 +108,21 @@ class ConversationList(Tab):
         """Connect the list. Returns the event that opens the conversation that was open before."""
         self.chat, self.controls = chat, controls
         list_value = self.listed
-        showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.inputs]
+        showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.outputs]
         # The conversation that was chosen last opens, even if answers for others arrive later.
         chosen, here = newest(showing), [self.current, self.search]
         self.refresh = refresh = self.event(self.look, here, list_value, guard=newest([list_value]))
         opened = self.on(list_value.open, self.open, (), showing, mode="multiple", guard=chosen)
         self.then(opened, refresh)
-        self.then(self.on(self.new_button.click, self.new, (), showing, guard=chosen), refresh)
+        started = self.on(
+            self.new_button.click,
+            self.new,
+            self.start_from,
+            [*showing, chat.composer.channels["ready"]],
+            mode="multiple",
+            guard=chosen,
+        )
+        self.then(started, refresh)
         self.on(self.search.change, refresh, mode="always_last")
         self.on(list_value.look, self.look, here, list_value, mode="always_last", guard=REFRESH)
         self.on(chat.tokens.look, chat.shown, self.current, chat.stored, guard=REFRESH)
@@ -187,8 +195,7 @@ class ConversationList(Tab):
                 f"The settings of this conversation cannot be used. {problem} The default settings "
                 "are shown instead."
             )
-        values = self.controls.show(conversation.system_prompt, stored)
-        return dict(zip(self.controls.inputs, values, strict=True))
+        return self.controls.shown(conversation.system_prompt, stored)
 
     def show(self, visit: Visit, conversation: str | None) -> Updates:
         updates: Updates = {**self.chat.open(visit, conversation), self.chat.proof: ""}
@@ -211,8 +218,14 @@ class ConversationList(Tab):
                 self.session.chat.conversations(visit.owner).show(conversation, message)
         return self.show(visit, conversation)
 
-    def new(self, visit: Visit) -> Updates:
-        return self.show(visit, None)
+    def new(self, visit: Visit, preset: str | None) -> Updates:
+        """Show no conversation, with the settings of a preset. The composer sends nothing before
+        they are there."""
+        ready = self.chat.composer.channels["ready"]
+        updates = {**self.show(visit, None), ready: numbered({})}
+        with notify_errors():
+            updates |= self.controls.use(visit.owner, preset)
+        return updates
 
     def pin(self, owner: str, data: gr.EventData) -> None:
         sent, store = Payload(data), self.session.chat.conversations(owner)
@@ -253,16 +266,19 @@ class ConversationList(Tab):
 
 
 def read_in(session: Session, owner: str, content: bytes) -> str:
-    """Import the conversations of a file. Returns the id of the first one. Raises StorageError."""
+    """Import the conversations of a file that are not stored yet. Returns the id of the first one.
+    Raises StorageError."""
     store = session.chat.conversations(owner)
     found = imports.read_file(content, store.room())
+    stored = store.stored(found.conversations)
+    fresh = [one for one, id in zip(found.conversations, stored, strict=True) if id is None]
     conversations, problems = [], []
-    for export in found.conversations:
+    for export in fresh:
         problem = Preferences.usable(export.settings)[1]
         conversations.append(export._replace(settings={}) if problem else export)
         problems += [problem] if problem else []
     made = store.import_(conversations)
-    for notice in found.notices:
+    for notice in (*found.notices, *already(len(stored) - len(fresh), len(stored))):
         session.notices.report(owner, notice)
     if problems:
         session.notices.report(
@@ -270,7 +286,21 @@ def read_in(session: Session, owner: str, content: bytes) -> str:
             f"The settings of {len(problems):,} conversations could not be used and were left out. "
             f"The first: {problems[0]}",
         )
-    return made[0]
+    return next(id for id in (*made, *stored) if id is not None)
+
+
+def already(known: int, read: int) -> Iterator[str]:
+    """The notice that so many of the conversations of a file were stored before, if any."""
+    if read == known == 1:
+        yield (
+            "This conversation is here already, with the same title and messages. It was opened, "
+            "and not imported again."
+        )
+    elif known:
+        yield (
+            f"{known:,} of {read:,} conversations are here already, with the same title and "
+            "messages. They were not imported again."
+        )
 
 
 TEMPLATE = (

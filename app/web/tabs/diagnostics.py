@@ -256,7 +256,8 @@ class Diagnostics(Tab):
 
     def opened(self, store: Traces, run_id: str | None) -> Updates:
         if run_id is None:
-            return {self.shown: None, self.title: run_html.NO_RUN_YET}
+            costs = cost_figure(self.session, NOTHING)
+            return {self.shown: None, self.title: run_html.NO_RUN_YET, self.plots[COSTS]: costs}
         trace, run = store.get(run_id), store.load(run_id)
         exact, steps = self.exact(store, trace), run.steps[:MOST_TOKENS]
         return {

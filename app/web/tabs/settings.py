@@ -8,7 +8,7 @@ with which it began, so changing or deleting a preset later changes no conversat
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from html import escape
 from typing import Any
@@ -21,19 +21,22 @@ from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
 from app.web.kit import (
+    AFTER,
     AT_ONCE,
     LATEST,
     Event,
     Tab,
     Updates,
     html,
+    notify_errors,
+    numbered,
     small_button,
     text_file,
     upload_button,
     upload_content,
     warn,
 )
-from engine.errors import StrataError
+from engine.errors import SettingError, StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import (
     ANY_OBJECT,
@@ -44,6 +47,7 @@ from engine.settings import (
     Sampling,
     ThinkingChoice,
 )
+from engine.text import well_formed
 from engine.types import TIERS, Rule
 from storage.presets import MAX_NAME, StoredPreset
 
@@ -64,6 +68,22 @@ FOLLOWING = (
 """The settings that change when another model is loaded."""
 SAME = "(value) => value"
 """The script that copies a component's value to another component, without the server."""
+STORE_KEPT = """(text) => {
+  try {
+    if (text) sessionStorage.setItem("strata-settings", text);
+  } catch {
+    // The browser's storage is full or disabled.
+  }
+}"""
+READ_KEPT = """() => {
+  try {
+    return sessionStorage.getItem("strata-settings") || "";
+  } catch {
+    return "";
+  }
+}"""
+"""The scripts with which the browser keeps the settings of a page. Another page, also one that is
+opened later, begins with the settings of its own."""
 THINKING: dict[str, bool | None] = {"Model default": None, "On": True, "Off": False}
 VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
 
@@ -86,6 +106,10 @@ BOXES = {
     "gbnf": "Grammar",
     "lark": "Grammar",
 }
+
+
+def hidden_text() -> gr.Textbox:
+    return gr.Textbox(visible="hidden")
 
 
 def thinking_choice(thinking: ThinkingChoice) -> str:
@@ -186,7 +210,11 @@ class Settings(Tab):
     `chat_parts` are the components of settings that already stand in the chat. Each of them holds
     the value of its setting, and has a mirror in this tab; a change of either changes the other.
     (Gradio reports no change of a component in a tab that was never opened.) An event that needs
-    the settings takes the `inputs`, and `follow` changes the `followers`.
+    the settings takes the `inputs`, and one that shows others changes the `outputs`. `follow`
+    changes the `followers`.
+
+    `kept` holds the settings that the page shows, and the model they are for. The browser stores
+    them until the page is closed, so that a reload brings them back.
     """
 
     def __init__(
@@ -194,8 +222,10 @@ class Settings(Tab):
         session: Session,
         memory: gr.BrowserState,
         chat_parts: Mapping[str, gr.components.Component] | None = None,
+        kept: gr.Textbox | None = None,
     ) -> None:
         super().__init__(session, memory)
+        self.kept = kept or hidden_text()
         self.parts: dict[str, gr.components.Component] = {}
         self.mirrors: dict[str, gr.components.Component] = {}
         chat_parts = chat_parts or {}
@@ -244,6 +274,7 @@ class Settings(Tab):
                         self.mirrors[item.name] = made
             self.build_speed()
         self.inputs = [self.system, *self.parts.values()]
+        self.outputs: list[Block] = [*self.inputs, self.kept]
         self.followers = [self.parts[name] for name in FOLLOWING]
 
     def build_format(self) -> None:
@@ -355,6 +386,37 @@ class Settings(Tab):
         }
         return [system, *(values[name] for name in self.parts)]
 
+    def applied(self, preset: StoredPreset) -> Updates:
+        preferences, problem = self.session.presets.preferences(preset)
+        if problem:
+            warn(problem)
+        return self.shown(preset.system_prompt, preferences)
+
+    def shown(self, system: str, preferences: Preferences) -> Updates:
+        values = [*self.show(system, preferences), self.as_kept(system, preferences)]
+        return dict(zip(self.outputs, values, strict=True))
+
+    def as_kept(self, system: str, preferences: Preferences) -> str:
+        model = self.session.current.info.fingerprint
+        return json.dumps({"model": model, "system": system, "settings": preferences.mapping()})
+
+    def restored(self, kept: str | None) -> Updates:
+        """Show the settings from before a reload; nothing if they are for another model."""
+        try:
+            values = well_formed(json.loads(kept or ""))
+            if values["model"] != self.session.current.info.fingerprint:
+                return {}
+            found, system = Preferences.from_mapping(values["settings"]), str(values["system"])
+        except (KeyError, RecursionError, SettingError, TypeError, ValueError):
+            return {}  # Anything may stand in a browser's storage.
+        if not usable(self.session, found.method):
+            found = replace(found, method=USUAL_METHOD)
+        return self.shown(system, found)
+
+    def use(self, owner: str, id: str | None) -> Updates:
+        """Show the settings of a preset. Without one they stay as they are."""
+        return self.applied(self.session.presets.get(owner, id)) if id else {}
+
     def follow(self, method: str, length: float | None, sampler: bool = True) -> Updates:
         """Show what depends on the loaded model: its recommended sampler (if `sampler`), how long
         an answer can be, the available methods, and whether thinking can be switched. `method` and
@@ -374,7 +436,8 @@ class Settings(Tab):
     def wire(self, current: gr.State) -> Event:
         """Connect the tab. Returns the event that stores changed settings with the open
         conversation."""
-        keep = self.event(self.keep, [current, *self.inputs])
+        keep = self.event(self.keep, [current, *self.inputs], self.kept)
+        self.kept.change(None, self.kept, js=STORE_KEPT, **AFTER)
         edits = [part.input for part in self.inputs]  # type: ignore[attr-defined]
         self.on(edits, keep, mode="always_last")
         for name, mirror in self.mirrors.items():
@@ -390,18 +453,24 @@ class Settings(Tab):
             self.then(chosen, keep)
         return keep
 
-    def keep(self, owner: str, conversation: str | None, *values: object) -> None:
+    def keep(self, owner: str, conversation: str | None, *values: object) -> str:
         system, preferences = self.read(values)
         if conversation:
             store = self.session.chat.conversations(owner)
             store.set_system_prompt(conversation, system)
             store.set_settings(conversation, preferences.mapping())
+        return self.as_kept(system, preferences)
 
 
 def sampler(name: str) -> list[float]:
     return list(SAMPLERS[name].values())
 
 
+PICKED = """(...values) => {
+  document.dispatchEvent(new Event("strata:preset"));
+  return values;
+}"""
+"""The script that has the composer wait for the settings of a preset."""
 AS_SET = ("As set in Settings", "")
 """The first choice below New conversation: no preset."""
 USES = {
@@ -441,15 +510,18 @@ def preset_buttons(named: Mapping[str, str]) -> dict[str, gr.Button]:
 class Presets(Tab):
     """The presets: choosing, using, changing and making them, and the first preset of each model.
 
-    `start_from` is the picker below New conversation, and `deleted` the token that undoes a
-    deletion. `model` is the model whose first preset the page has already applied.
+    `start_from` is the picker below New conversation, and `ready` tells the composer that what was
+    picked is shown. `deleted` is the token that undoes a deletion. `model` is the model whose first
+    preset the page has already applied.
     """
 
     controls: Settings
 
-    def __init__(self, session: Session, memory: gr.BrowserState, start_from: gr.Dropdown) -> None:
+    def __init__(
+        self, session: Session, memory: gr.BrowserState, start_from: gr.Dropdown, ready: gr.HTML
+    ) -> None:
         super().__init__(session, memory)
-        self.presets, self.start_from = session.presets, start_from
+        self.presets, self.start_from, self.ready = session.presets, start_from, ready
         self.deleted, self.model = gr.State(""), gr.State("")
         with gr.Row(elem_classes="cards", elem_id="presets"):
             with gr.Column(elem_classes="card"):
@@ -486,23 +558,23 @@ class Presets(Tab):
                 with gr.Row(elem_classes="presets"):
                     self.firsts = preset_buttons(FIRSTS)
 
-    def wire(self, new: gr.Button, controls: Settings, current: gr.State, keep: Event) -> Event:
-        """Connect the cards, and the picker at the button for a `new` conversation. `keep` stores
-        the settings with the open conversation. Returns the event that shows the presets and
-        applies the first preset of the loaded model."""
+    def wire(self, controls: Settings, current: gr.State, keep: Event) -> Event:
+        """Connect the cards, and the picker of presets in the chat. `keep` stores the settings with
+        the open conversation. Returns the event that shows the presets and applies the first preset
+        of the loaded model."""
         self.controls = controls
         uses, keeps, firsts = self.uses, self.keeps, self.firsts
         lists: list[Block] = [self.choice, self.start_from, self.first, self.name]
-        page: list[Block] = [*self.controls.inputs]
-        settings, chosen = [*page, self.name], [self.choice, self.start_from]
+        page, shown = self.controls.inputs, self.controls.outputs
+        settings, chosen = [*shown, self.name], [self.choice, self.start_from]
         self.on(
             self.start_from.input,
             self.pick,
             [self.start_from, current],
-            settings,
+            [self.ready, *shown],
             mode="always_last",
+            js=PICKED,
         )
-        self.on(new.click, self.use, self.start_from, settings)
         used = self.on(uses["use"].click, self.use, self.choice, settings)
         self.then(used, keep)
         self.then(self.on(firsts["makers"].click, self.reset, outputs=settings), keep)
@@ -523,8 +595,8 @@ class Presets(Tab):
         self.on(
             self.import_button.upload, self.import_, [self.import_button, self.start_from], lists
         )
-        known = [self.model, self.choice, self.start_from, current]
-        return self.event(self.follow, known, [self.model, *lists, *page])
+        known = [self.model, self.choice, self.start_from, current, self.controls.kept]
+        return self.event(self.follow, known, [self.model, *lists, *shown])
 
     def listed(self, owner: str, chosen: str | None, picked: str | None) -> Updates:
         """Both lists of presets, and the one that the loaded model begins with. Raises
@@ -550,13 +622,6 @@ class Presets(Tab):
         name = self.session.current.info.name
         return f"<p>A page that opens with {escape(name)} starts with {escape(start)}.</p>"
 
-    def applied(self, preset: StoredPreset) -> Updates:
-        preferences, problem = self.presets.preferences(preset)
-        if problem:
-            warn(problem)
-        values = self.controls.show(preset.system_prompt, preferences)
-        return dict(zip(self.controls.inputs, values, strict=True))
-
     def follow(
         self,
         owner: str,
@@ -564,26 +629,34 @@ class Presets(Tab):
         chosen: str | None,
         picked: str | None,
         conversation: str | None,
+        kept: str | None,
     ) -> Updates:
         """List all presets. When another model was loaded and no conversation is open, apply the
-        preset chosen for that model."""
+        preset chosen for that model, or show what the page showed before it was reloaded."""
         models = self.session.models
         source = models.source if models.is_loaded else ""
         first = self.presets.first(owner, source) if source != model else None
         picked = first.id if first else picked
         shown = self.listed(owner, chosen, picked)
-        applied = self.applied(first) if first and conversation is None else {}
+        applied: Updates = {}
+        if conversation is None and source != model:
+            applied = {} if model else self.controls.restored(kept)
+            applied = applied or (self.controls.applied(first) if first else {})
         return {self.model: source, **shown, **applied}
 
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
-        return self.use(owner, id) if conversation is None else {}
+        """Show the settings of a preset if no conversation is open."""
+        updates: Updates = {self.ready: numbered({})}
+        if conversation is None:
+            with notify_errors():
+                updates |= self.use(owner, id)
+        return updates
 
     def use(self, owner: str, id: str | None) -> Updates:
-        """Show the settings of a preset. Without one they stay as they are."""
-        return self.applied(self.presets.get(owner, id)) if id else {}
+        return self.controls.use(owner, id)
 
     def reset(self) -> Updates:
-        return self.applied(StoredPreset("", "", "", {}))
+        return self.controls.applied(StoredPreset("", "", "", {}))
 
     def save(self, owner: str, name: str, picked: str | None, *values: object) -> Updates:
         made = self.presets.save(owner, name, *self.controls.read(values))
