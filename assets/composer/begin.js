@@ -20,6 +20,7 @@ function place({ conversation }) {
   }
   if (moved) born = false;
   if (moved && !made) {
+    hurried = false;
     const typed = first && area() && area().value;
     if (typed) keep();
     else showDraft();

@@ -307,6 +307,24 @@ def test_files_go_with_a_message_and_are_folded_in_it(page: Page) -> None:
     finished(page)
 
 
+@pytest.mark.soak
+def test_what_waits_for_its_files_sends_no_other_message(page: Page) -> None:
+    set_number(page, "Max tokens", 8)
+    send(page, "Hello there")
+    finished(page)
+    page.route("**/upload*", lambda route: None)
+    choose, chips = page.locator("#writer .choose"), page.locator(".files .words")
+    choose.set_input_files([file("notes.md", NOTES)])
+    page.press(BOX, "Enter")
+    expect(chips).to_have_text("notes.md · reading, then it is sent")
+    page.click("#new")
+    expect(chips).to_have_count(0)
+    page.unroute("**/upload*")
+    choose.set_input_files([file("more.txt", b"More boats.")])
+    expect(chips).to_contain_text("more.txt · 11 B · ")
+    said(page, 0)
+
+
 @pytest.mark.parametrize("edits", [False, True])
 def test_a_file_is_taken_away_also_while_it_is_read(page: Page, edits: bool) -> None:
     """Its line changes between pressing the button and releasing it."""
