@@ -5,8 +5,8 @@
 
 Triton brings along what makes machine code, so what a kernel needs of a GPU is known without one.
 Each line of the output is JSON: a kernel, what it computes, the bytes of shared memory that a
-program takes, the bytes of its registers that did not fit ("spilled"), and whether it uses the
-matrix units. It must not run in Triton's interpreter.
+program takes, the bytes of its registers that did not fit ("spilled"), and the instructions of
+the matrix units that it uses. It must not run in Triton's interpreter.
 """
 
 import json
@@ -52,7 +52,7 @@ CARDS = {
 }
 HALVES = torch.bfloat16, torch.float16
 TYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
-MATRIX = ("mma.sync", "wgmma", "tcgen05.mma")
+UNITS = re.compile(r"\b(?:mma\.sync[\w.]*|wgmma\.mma_async|tcgen05\.mma\b)")
 
 
 class Driver:
@@ -157,7 +157,7 @@ def main(capability: str, whole: bool) -> None:
                 "what": now.what,
                 "shared": made.metadata.shared,
                 "spilled": spilled(made.asm["cubin"]),
-                "units": any(each in made.asm["ptx"] for each in MATRIX),
+                "units": sorted(set(UNITS.findall(made.asm["ptx"]))),
             }
             print(json.dumps(found), flush=True)
         return made
