@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from app.arguments import (
     show_any_character,
 )
 from assets import ASSETS
-from engine.errors import SettingError, StrataError, first_line
+from engine.errors import EngineDied, SettingError, StrataError, first_line
 from engine.machine import THREADS, other_people, physical_cores
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ on two busy cores write one token in the time in which a single thread writes si
 (docs/log.md)."""
 
 
+Failed = Callable[[StrataError], None]
 DATABASE = "strata.db"
 SERVER_KEY = "STRATA_SERVER_KEY"
 """The environment variable with the API key of the server that --model names."""
@@ -119,11 +120,12 @@ def serve(options: Options) -> None:
         tell(database.notices)
         ended = threading.Event()
         stack.callback(ended.set)
-        threading.Thread(target=load, args=(session, loading, ended), daemon=True).start()
+        loaded = partial(load, session, loading, ended)
         if options.page:
+            threading.Thread(target=loaded, args=(report,), daemon=True).start()
             serve_page(options, folder, database, session)
         else:
-            serve_api(options, session)
+            serve_api(options, session, loaded)
 
 
 def import_hub(folder: Path) -> None:
@@ -175,14 +177,32 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def serve_api(options: Options, session: "Session") -> None:
-    from app.api.routes import api_of, serve
+def serve_api(options: Options, session: "Session", loaded: Callable[[Failed], None]) -> None:
+    """Serve programs until interrupted, while `loaded` loads the first model.
+
+    Raises StrataError if it cannot be loaded: without a page nobody can choose another one. If its
+    process ended, the server stays, because the model is tried again (app/service/revival.py).
+    """
+    from app.api.routes import api_of, server_of
     from app.http.access import address_of, pick_port
 
     port = pick_port(options.host, options.port)
     tell_of_keys(options, session.database)
     ready = f"Strata's API is ready at {address_of(options.host, port)}v1"
-    serve(options, port, api_of(session, options).routes, ready)
+    server = server_of(options, port, api_of(session, options).routes, ready)
+    failures: list[StrataError] = []
+
+    def failed(error: StrataError) -> None:
+        if isinstance(error, EngineDied):
+            report(error)
+        else:
+            failures.append(error)
+            server.should_exit = True
+
+    threading.Thread(target=loaded, args=(failed,), daemon=True).start()
+    server.run()
+    for failure in failures:
+        raise failure
 
 
 def tell_of_keys(options: Options, database: "Database") -> None:
@@ -318,12 +338,11 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
     return Local(partial(open_table, statistics), each=each, store=store)
 
 
-def load(session: "Session", loading: Iterator["Progress"], ended: threading.Event) -> None:
-    """Load the first model, with a progress bar on the terminal.
-
-    If that fails, the page still works: it shows the reason, and can load another model. Once the
-    app has `ended`, nobody needs the reason.
-    """
+def load(
+    session: "Session", loading: Iterator["Progress"], ended: threading.Event, failed: Failed
+) -> None:
+    """Load the first model, with a progress bar on the terminal. Calls `failed` with the reason if
+    that fails, unless the app has `ended`, as nobody needs it then."""
     from app.service.ways import fewer_bits
 
     try:
@@ -334,7 +353,13 @@ def load(session: "Session", loading: Iterator["Progress"], ended: threading.Eve
             tell([hint])
     except StrataError as error:
         if not ended.is_set():
-            tell([str(error)])
+            failed(error)
+
+
+def report(error: StrataError) -> None:
+    """Print why the first model is not loaded. The page shows the reason as well, and can load
+    another one."""
+    tell([str(error)])
 
 
 def follow(work: Iterator["Progress"]) -> str:

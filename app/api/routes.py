@@ -459,7 +459,7 @@ def api_of(session: Session, options: Options) -> Api:
 
 
 class Server(uvicorn.Server):
-    """Prints a line once it listens."""
+    """Prints a line once it listens, unless it is to end already. `should_exit` ends it."""
 
     def __init__(self, config: uvicorn.Config, ready: str) -> None:
         super().__init__(config)
@@ -467,12 +467,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
+        if self.started and not self.should_exit:
             print(self.ready, flush=True)
 
 
-def serve(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) -> None:
-    """Serve until interrupted; `ready` is printed once the server listens."""
+def server_of(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) -> Server:
+    """A server that runs until interrupted; `ready` is printed once it listens."""
     hosts = Hosts(options.host, port)
     app = Access(Starlette(routes=routes), hosts, LogIns(), PROGRAMS, options.origins)
     config = uvicorn.Config(
@@ -485,4 +485,4 @@ def serve(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) 
         server_header=False,
         timeout_graceful_shutdown=GOODBYE,
     )
-    Server(config, ready).run()
+    return Server(config, ready)

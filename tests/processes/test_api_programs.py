@@ -81,6 +81,27 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running.process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--dtype", "float8"), ("--head", "/no/head"), ("--model", str(ROOT))]
+)
+def test_it_ends_with_one_message_if_its_model_cannot_be_loaded(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    """What starts it knows by its status. Its output ends once the engine's process has ended."""
+    command = [sys.executable, "-c", NO_PAGE, "serve", "--port", "0", "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        [*command, option, value],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("strata: The") and repr(value) in line
+
+
 def printed(running: Running, *words: str) -> str:
     """What the program prints until a line has all these words."""
     assert running.process.stdout is not None
