@@ -4,6 +4,7 @@ the model."""
 import argparse
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +111,9 @@ def serve(options: Options) -> None:
 
     give_back_large_blocks()
     check_there(options.model)
-    with ExitStack() as stack, Database(folder / DATABASE) as database:
+    # As Ctrl-C does: everything that was started here is ended. A system gets a clean status.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Database(folder / DATABASE) as database, ExitStack() as stack:
         cleanup.clean(database, folder)
         session = session_of(options, folder, database, stack)
         models = session.models
@@ -189,7 +192,8 @@ def serve_api(options: Options, session: "Session", loaded: Callable[[Failed], N
     port = pick_port(options.host, options.port)
     tell_of_keys(options, session.database)
     ready = f"Strata's API is ready at {address_of(options.host, port)}v1"
-    server = server_of(options, port, api_of(session, options).routes, ready)
+    routes = api_of(session, options).routes
+    server = server_of(options, port, routes, ready, session.tasks.stop_all)
     failures: list[StrataError] = []
 
     def failed(error: StrataError) -> None:
@@ -325,6 +329,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     if options.user is None:
         session.tool_servers.others = other_people
     stack.callback(session.tool_servers.connections.close)
+    stack.callback(session.tasks.end_all)
     return session
 
 

@@ -444,8 +444,9 @@ async def leaves_before(
 
 # the server
 
-GOODBYE = 3
-"""Seconds that running answers have when the program is ended."""
+GOODBYE, ABANDONED = 3, 5
+"""Seconds after which running answers are stopped when the program is ended, and after which those
+are abandoned that do not stop."""
 
 
 def api_of(session: Session, options: Options) -> Api:
@@ -459,20 +460,36 @@ def api_of(session: Session, options: Options) -> Api:
 
 
 class Server(uvicorn.Server):
-    """Prints a line once it listens, unless it is to end already. `should_exit` ends it."""
+    """Prints a line once it listens, unless it is to end already. `should_exit` ends it, and
+    `stop_answers` is called if answers still run GOODBYE seconds later."""
 
-    def __init__(self, config: uvicorn.Config, ready: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ready: str, stop_answers: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self.ready = ready
+        self.ready, self.stop_answers = ready, stop_answers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and not self.should_exit:
             print(self.ready, flush=True)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stopping = asyncio.get_running_loop().call_later(GOODBYE, self.stop_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            stopping.cancel()
 
-def server_of(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) -> Server:
-    """A server that runs until interrupted; `ready` is printed once it listens."""
+
+def server_of(
+    options: Options,
+    port: int,
+    routes: Sequence[BaseRoute],
+    ready: str,
+    stop_answers: Callable[[], None],
+) -> Server:
+    """A server that runs until interrupted."""
     hosts = Hosts(options.host, port)
     app = Access(Starlette(routes=routes), hosts, LogIns(), PROGRAMS, options.origins)
     config = uvicorn.Config(
@@ -483,6 +500,6 @@ def server_of(options: Options, port: int, routes: Sequence[BaseRoute], ready: s
         access_log=False,
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=GOODBYE,
+        timeout_graceful_shutdown=ABANDONED,
     )
-    return Server(config, ready)
+    return Server(config, ready, stop_answers)

@@ -170,6 +170,18 @@ class Tasks:
             task.stop.set()
             later(HUNG_SECONDS, partial(self.end_if_hung, task))
 
+    def stop_all(self) -> None:
+        with self.lock:
+            known = [*self.known]
+        for owner, about in known:
+            self.stop(owner, about)
+
+    def end_all(self) -> None:
+        """Stop all tasks, and wait up to ENDING_SECONDS until they are over."""
+        self.stop_all()
+        with self.over:
+            self.over.wait_for(lambda: not self.known, ENDING_SECONDS)
+
     def end(self, owner: str, about: str) -> None:
         """Stop a task, and wait up to ENDING_SECONDS until it is over and its work is stored."""
         self.stop(owner, about)

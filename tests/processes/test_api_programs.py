@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +58,7 @@ def started(folder: Path, *arguments: str) -> Running:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     said, address = "", ""
     assert process.stdout is not None
@@ -100,6 +102,33 @@ def test_it_ends_with_one_message_if_its_model_cannot_be_loaded(
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("strata: The") and repr(value) in line
+
+
+@pytest.mark.parametrize("all_of_them", [True, False], ids=["group", "app"])
+def test_a_termination_is_no_crash(tmp_path: Path, all_of_them: bool) -> None:
+    """Systems send the signal to the app, or to all of its processes. An answer that takes too long
+    is stopped, and its program is told."""
+    running = started(tmp_path)
+    (engine,) = (
+        each
+        for each in psutil.Process(running.process.pid).children()
+        if "resource_tracker" not in " ".join(each.cmdline())
+    )
+    body = {"prompt": "Once", "max_tokens": 4000, "guided_regex": "[a-z ]{9000}", "stream": True}
+    url = f"{running.address}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        if all_of_them:
+            os.killpg(running.process.pid, signal.SIGTERM)
+        else:
+            running.process.terminate()
+        last = [line for line in lines if line][-1]
+    assert "The answer was stopped, as the program ends" in last
+    assert running.process.stdout is not None
+    assert running.process.stdout.read().strip() == ""
+    assert running.process.wait(60) == 0 and not engine.is_running()
+    running.process.stdout.close()
 
 
 def printed(running: Running, *words: str) -> str:

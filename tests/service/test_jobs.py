@@ -90,6 +90,23 @@ def test_a_run_that_continues_after_its_stop_is_reported(monkeypatch: pytest.Mon
     assert not notified.wait(0.1), "it is over"
 
 
+def test_the_end_of_all_tasks_is_awaited() -> None:
+    tasks, begun, ended = Tasks(), threading.Semaphore(0), list[str]()
+
+    def work(owner: str) -> None:
+        with tasks.begin(owner, "a") as task:
+            begun.release()
+            assert task.stop.event.wait(60)
+            ended.append(owner)
+
+    threads = [threading.Thread(target=work, args=(owner,)) for owner in ("ann", "bob")]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=60)
+    tasks.end_all()
+    assert sorted(ended) == ["ann", "bob"] and not tasks.known
+
+
 Work = Callable[[Job[int, str]], str]
 BUSY = ModelError("One runs already.")
 
