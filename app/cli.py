@@ -102,6 +102,7 @@ def serve(options: Options) -> None:
     """Open the storage, start loading the model, and serve the page or the API. Slow imports come
     after the command line is checked. The model loads in the engine's process meanwhile."""
     folder = folder_of(options.data_dir)
+    sys.stdout = sys.stdout or sys.stderr  # Libraries ask a closed output whether it is a terminal.
     import_hub(folder)
     from engine.models.loaders import check_there
     from engine.process import give_back_large_blocks
@@ -191,7 +192,7 @@ def serve_api(options: Options, session: "Session", loaded: Callable[[Failed], N
 
     port = pick_port(options.host, options.port)
     tell_of_keys(options, session.database)
-    ready = f"Strata's API is ready at {address_of(options.host, port)}v1"
+    ready = partial(show, f"Strata's API is ready at {address_of(options.host, port)}v1")
     routes = api_of(session, options).routes
     server = server_of(options, port, routes, ready, session.tasks.stop_all)
     failures: list[StrataError] = []

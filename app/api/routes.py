@@ -460,11 +460,11 @@ def api_of(session: Session, options: Options) -> Api:
 
 
 class Server(uvicorn.Server):
-    """Prints a line once it listens, unless it is to end already. `should_exit` ends it, and
+    """Calls `ready` once it listens, unless it is to end already. `should_exit` ends it, and
     `stop_answers` is called if answers still run GOODBYE seconds later."""
 
     def __init__(
-        self, config: uvicorn.Config, ready: str, stop_answers: Callable[[], None]
+        self, config: uvicorn.Config, ready: Callable[[], None], stop_answers: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self.ready, self.stop_answers = ready, stop_answers
@@ -472,7 +472,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and not self.should_exit:
-            print(self.ready, flush=True)
+            self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stopping = asyncio.get_running_loop().call_later(GOODBYE, self.stop_answers)
@@ -486,7 +486,7 @@ def server_of(
     options: Options,
     port: int,
     routes: Sequence[BaseRoute],
-    ready: str,
+    ready: Callable[[], None],
     stop_answers: Callable[[], None],
 ) -> Server:
     """A server that runs until interrupted."""

@@ -131,6 +131,31 @@ def test_a_termination_is_no_crash(tmp_path: Path, all_of_them: bool) -> None:
     running.process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("output", "option", "words"),
+    [
+        (">&-", ("--dtype", "float8"), "The dtype 'float8' is unknown"),
+        (">/dev/full", (), "The output cannot be written (No space left on device)"),
+    ],
+    ids=["closed", "full"],
+)
+def test_it_runs_with_a_closed_output_and_ends_with_a_full_one(
+    tmp_path: Path, output: str, option: tuple[str, ...], words: str
+) -> None:
+    command = [sys.executable, "-c", NO_PAGE, "serve", "--port", "0", "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {output}', "sh", *command, *option],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("strata: ") and words in last
+    assert "Traceback" not in done.stderr
+
+
 def printed(running: Running, *words: str) -> str:
     """What the program prints until a line has all these words."""
     assert running.process.stdout is not None
