@@ -272,7 +272,10 @@ def manage_keys(options: argparse.Namespace) -> None:
         elif options.command == "revoke":
             show(f"The key {keys.revoke(options.word).name!r} is revoked: it no longer works.")
         else:
-            for key in keys.list():
+            found = keys.list()
+            if not found:
+                tell(["There is no key yet. Make one: strata keys make NAME"])
+            for key in found:
                 used = f"{datetime.fromtimestamp(key.used):%Y-%m-%d %H:%M}" if key.used else "never"
                 show(f"{key.id}  {key.name}  last used: {used}")
 

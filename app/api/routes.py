@@ -55,7 +55,7 @@ from storage.api_keys import KEYLESS, PREFIX, ApiKeys
 
 HOW = (
     'Send "Authorization: Bearer KEY" or "x-api-key: KEY". Keys are made in the API tab, or with: '
-    "strata keys make"
+    "strata keys make NAME"
 )
 OFF = (
     "The API is off. Switch it on in the API tab, or start Strata with --api, or start the API "
