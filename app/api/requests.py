@@ -613,8 +613,9 @@ def check_model(name: str, info: BackendInfo) -> None:
     if name and name != info.name:
         raise ApiError(
             404,
-            f"There is no model {quoted(name)}. The loaded one is {info.name!r}; another is "
-            "loaded in the Models tab, or with --model.",
+            f"There is no model {quoted(name)}. The loaded one is {info.name!r}, and GET "
+            "/v1/models lists all that a request can name. Another is loaded in the Models tab, or "
+            "with --model.",
             "model",
             "model_not_found",
         )

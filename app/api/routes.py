@@ -274,7 +274,9 @@ class Api:
             "strata": {
                 "kind": info.kind,
                 "parameters": info.parameters,
-                "methods": [method.name for method in offered(info)],
+                "methods": [
+                    method.name for method in offered(info) if method.stack is None or state.drafts
+                ],
                 "draft_models": [draft.name for draft in state.drafts],
                 "tools": info.calls is not None,
             },
