@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
+from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -463,15 +464,23 @@ def api_of(session: Session, options: Options) -> Api:
 
 class Server(uvicorn.Server):
     """Calls `ready` once it listens, unless it is to end already. `should_exit` ends it, and
-    `stop_answers` is called if answers still run GOODBYE seconds later."""
+    `stop_answers` is called if answers still run GOODBYE seconds later, or at a second signal."""
 
     def __init__(
         self, config: uvicorn.Config, ready: Callable[[], None], stop_answers: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self.ready, self.stop_answers = ready, stop_answers
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+        elif self.loop is not None:
+            self.loop.call_soon_threadsafe(self.stop_answers)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self.ready()
