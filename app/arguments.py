@@ -77,6 +77,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     page = argv[:1] != [SERVE]
     parser = parser_of(page)
+    if page and argv and not argv[0].startswith("-"):
+        parser.error(
+            f"There is no command {argv[0]!r}. Give {SERVE}, {KEYS}, {WAYS} or {VLLM}, or options "
+            "alone, which open the page."
+        )
     given = vars(parser.parse_args(argv if page else argv[1:]))
     auth, given["origins"] = given.pop("auth"), tuple(given["origins"])
     user, colon, password = (auth or "").partition(":")
@@ -206,7 +211,7 @@ def add_runtime(parser: argparse.ArgumentParser, usual: Runtime) -> None:
             FLAGS.get(item.name, "--" + item.name.replace("_", "-")),
             dest=item.name,
             default=default,
-            type=type(default),
+            type=whole_number if isinstance(default, int) else str,
             metavar="N"
             if isinstance(default, int)
             else "|".join(item.metadata["choices"]) or item.name.upper(),
@@ -217,6 +222,14 @@ def add_runtime(parser: argparse.ArgumentParser, usual: Runtime) -> None:
 def draft_names(text: str) -> tuple[str, ...]:
     names = (source.strip() for source in text.split(","))
     return tuple(source for source in names if source not in ("", "auto"))
+
+
+def whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        message = f"{text!r} is not a number. Give a whole one."
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def port_number(text: str) -> int:

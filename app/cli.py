@@ -4,9 +4,10 @@ the model."""
 import argparse
 import gc
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from app.arguments import (
     show_any_character,
 )
 from assets import ASSETS
-from engine.errors import SettingError, StrataError, first_line
+from engine.errors import EngineDied, SettingError, StrataError, first_line
 from engine.machine import THREADS, other_people, physical_cores
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ on two busy cores write one token in the time in which a single thread writes si
 (docs/log.md)."""
 
 
+Failed = Callable[[StrataError], None]
 DATABASE = "strata.db"
 SERVER_KEY = "STRATA_SERVER_KEY"
 """The environment variable with the API key of the server that --model names."""
@@ -100,6 +102,7 @@ def serve(options: Options) -> None:
     """Open the storage, start loading the model, and serve the page or the API. Slow imports come
     after the command line is checked. The model loads in the engine's process meanwhile."""
     folder = folder_of(options.data_dir)
+    sys.stdout = sys.stdout or sys.stderr  # Libraries ask a closed output whether it is a terminal.
     import_hub(folder)
     from engine.models.loaders import check_there
     from engine.process import give_back_large_blocks
@@ -109,7 +112,9 @@ def serve(options: Options) -> None:
 
     give_back_large_blocks()
     check_there(options.model)
-    with ExitStack() as stack, Database(folder / DATABASE) as database:
+    # As Ctrl-C does: everything that was started here is ended. A system gets a clean status.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Database(folder / DATABASE) as database, ExitStack() as stack:
         cleanup.clean(database, folder)
         session = session_of(options, folder, database, stack)
         models = session.models
@@ -119,11 +124,12 @@ def serve(options: Options) -> None:
         tell(database.notices)
         ended = threading.Event()
         stack.callback(ended.set)
-        threading.Thread(target=load, args=(session, loading, ended), daemon=True).start()
+        loaded = partial(load, session, loading, ended)
         if options.page:
+            threading.Thread(target=loaded, args=(report,), daemon=True).start()
             serve_page(options, folder, database, session)
         else:
-            serve_api(options, session)
+            serve_api(options, session, loaded)
 
 
 def import_hub(folder: Path) -> None:
@@ -175,14 +181,33 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def serve_api(options: Options, session: "Session") -> None:
-    from app.api.routes import api_of, serve
+def serve_api(options: Options, session: "Session", loaded: Callable[[Failed], None]) -> None:
+    """Serve programs until interrupted, while `loaded` loads the first model.
+
+    Raises StrataError if it cannot be loaded: without a page nobody can choose another one. If its
+    process ended, the server stays, because the model is tried again (app/service/revival.py).
+    """
+    from app.api.routes import api_of, server_of
     from app.http.access import address_of, pick_port
 
     port = pick_port(options.host, options.port)
     tell_of_keys(options, session.database)
-    ready = f"Strata's API is ready at {address_of(options.host, port)}v1"
-    serve(options, port, api_of(session, options).routes, ready)
+    ready = partial(show, f"Strata's API is ready at {address_of(options.host, port)}v1")
+    routes = api_of(session, options).routes
+    server = server_of(options, port, routes, ready, session.tasks.stop_all)
+    failures: list[StrataError] = []
+
+    def failed(error: StrataError) -> None:
+        if isinstance(error, EngineDied):
+            report(error)
+        else:
+            failures.append(error)
+            server.should_exit = True
+
+    threading.Thread(target=loaded, args=(failed,), daemon=True).start()
+    server.run()
+    for failure in failures:
+        raise failure
 
 
 def tell_of_keys(options: Options, database: "Database") -> None:
@@ -247,7 +272,10 @@ def manage_keys(options: argparse.Namespace) -> None:
         elif options.command == "revoke":
             show(f"The key {keys.revoke(options.word).name!r} is revoked: it no longer works.")
         else:
-            for key in keys.list():
+            found = keys.list()
+            if not found:
+                tell(["There is no key yet. Make one: strata keys make NAME"])
+            for key in found:
                 used = f"{datetime.fromtimestamp(key.used):%Y-%m-%d %H:%M}" if key.used else "never"
                 show(f"{key.id}  {key.name}  last used: {used}")
 
@@ -305,6 +333,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     if options.user is None:
         session.tool_servers.others = other_people
     stack.callback(session.tool_servers.connections.close)
+    stack.callback(session.tasks.end_all)
     return session
 
 
@@ -318,12 +347,11 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
     return Local(partial(open_table, statistics), each=each, store=store)
 
 
-def load(session: "Session", loading: Iterator["Progress"], ended: threading.Event) -> None:
-    """Load the first model, with a progress bar on the terminal.
-
-    If that fails, the page still works: it shows the reason, and can load another model. Once the
-    app has `ended`, nobody needs the reason.
-    """
+def load(
+    session: "Session", loading: Iterator["Progress"], ended: threading.Event, failed: Failed
+) -> None:
+    """Load the first model, with a progress bar on the terminal. Calls `failed` with the reason if
+    that fails, unless the app has `ended`, as nobody needs it then."""
     from app.service.ways import fewer_bits
 
     try:
@@ -334,7 +362,13 @@ def load(session: "Session", loading: Iterator["Progress"], ended: threading.Eve
             tell([hint])
     except StrataError as error:
         if not ended.is_set():
-            tell([str(error)])
+            failed(error)
+
+
+def report(error: StrataError) -> None:
+    """Print why the first model is not loaded. The page shows the reason as well, and can load
+    another one."""
+    tell([str(error)])
 
 
 def follow(work: Iterator["Progress"]) -> str:

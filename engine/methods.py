@@ -164,7 +164,7 @@ class Method:
         if family is None or not family.drafts or self.stack is None:
             raise SettingError(
                 f"The method {self.name!r} needs draft models, and none is loaded. Load them in "
-                'the Stack tab, or choose the method "Databases" in the Settings tab.'
+                "the Stack tab or with --drafts, or choose another method, such as Databases (hd)."
             )
         plan = family.plan(self.stack, self.drafting.rule)
         family.check(plan)

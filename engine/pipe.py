@@ -52,6 +52,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
+from types import FrameType
 from typing import Any, Literal
 
 from engine.errors import EngineDied, StrataError, first_line
@@ -73,6 +74,8 @@ CALLS = 16
 """Calls that run at once; further ones wait until one of them ends."""
 GRACE = 2.0
 """Seconds that a process has to end by itself before it is killed."""
+FAREWELL = 15.0
+"""Seconds that the app has to end after a SIGTERM to the process; it ends by that signal then."""
 SPAWN = multiprocessing.get_context("spawn")
 CHILDREN = Lock()
 """Held while a process is started, killed or reaped. Starting a process also reaps others that have
@@ -452,7 +455,7 @@ def start(make: Make) -> tuple[SpawnProcess, Connection]:
     # A daemon in the sense of multiprocessing: ended with the app in any case.
     process = SPAWN.Process(target=serve, args=(theirs, make), name="engine", daemon=True)
     try:
-        with CHILDREN, interrupts_held_back():
+        with CHILDREN, signals_held_back():
             process.start()
     except OSError as error:
         ours.close()
@@ -470,25 +473,39 @@ def start(make: Make) -> tuple[SpawnProcess, Connection]:
 
 
 @contextmanager
-def interrupts_held_back() -> Iterator[None]:
-    """Start processes in this block with SIGINT blocked, until `serve` ignores it: Ctrl-C is sent
-    to all processes of a terminal, but only the app handles it."""
+def signals_held_back() -> Iterator[None]:
+    """Start processes in this block with SIGINT and SIGTERM blocked, until `serve` handles them:
+    both are sent to all processes of a terminal or of a service, but the app decides what ends."""
     if sys.platform == "win32":
         yield
         return
     # Starting a process also starts this tracker, which unblocks all signals; so start it first.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def await_app(number: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM. If the app got it as well, it ends, and this process with it. If the app is
+    still there after FAREWELL seconds, only this process was meant."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, terminate)
+    signal.setitimer(signal.ITIMER_REAL, FAREWELL)
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTERM)
+
+
 def serve(pipe: Connection, make: Make) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGTERM, await_app)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         # A child process of a native library must not keep the pipe open after this one ends.
         os.set_inheritable(pipe.fileno(), False)
     if sys.stderr is not None:

@@ -535,7 +535,9 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         found = read_json(body, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        message = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        # Python advises on how to read very long numbers, which no client can do.
+        message = str(error).partition("; use sys.")[0]
+        message = "it is nested too deeply" if isinstance(error, RecursionError) else message
         raise ApiError(
             400, f"The body is not JSON: {message[:200]}.", code="invalid_json"
         ) from error
@@ -611,8 +613,9 @@ def check_model(name: str, info: BackendInfo) -> None:
     if name and name != info.name:
         raise ApiError(
             404,
-            f"There is no model {quoted(name)}. The loaded one is {info.name!r}; another is "
-            "loaded in the Models tab, or with --model.",
+            f"There is no model {quoted(name)}. The loaded one is {info.name!r}, and GET "
+            "/v1/models lists all that a request can name. Another is loaded in the Models tab, or "
+            "with --model.",
             "model",
             "model_not_found",
         )

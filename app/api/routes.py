@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
+from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -55,7 +56,7 @@ from storage.api_keys import KEYLESS, PREFIX, ApiKeys
 
 HOW = (
     'Send "Authorization: Bearer KEY" or "x-api-key: KEY". Keys are made in the API tab, or with: '
-    "strata keys make"
+    "strata keys make NAME"
 )
 OFF = (
     "The API is off. Switch it on in the API tab, or start Strata with --api, or start the API "
@@ -274,7 +275,9 @@ class Api:
             "strata": {
                 "kind": info.kind,
                 "parameters": info.parameters,
-                "methods": [method.name for method in offered(info)],
+                "methods": [
+                    method.name for method in offered(info) if method.stack is None or state.drafts
+                ],
                 "draft_models": [draft.name for draft in state.drafts],
                 "tools": info.calls is not None,
             },
@@ -444,8 +447,9 @@ async def leaves_before(
 
 # the server
 
-GOODBYE = 3
-"""Seconds that running answers have when the program is ended."""
+GOODBYE, ABANDONED = 3, 5
+"""Seconds after which running answers are stopped when the program is ended, and after which those
+are abandoned that do not stop."""
 
 
 def api_of(session: Session, options: Options) -> Api:
@@ -459,20 +463,44 @@ def api_of(session: Session, options: Options) -> Api:
 
 
 class Server(uvicorn.Server):
-    """Prints a line once it listens."""
+    """Calls `ready` once it listens, unless it is to end already. `should_exit` ends it, and
+    `stop_answers` is called if answers still run GOODBYE seconds later, or at a second signal."""
 
-    def __init__(self, config: uvicorn.Config, ready: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], None], stop_answers: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self.ready = ready
+        self.ready, self.stop_answers = ready, stop_answers
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+        elif self.loop is not None:
+            self.loop.call_soon_threadsafe(self.stop_answers)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if self.started:
-            print(self.ready, flush=True)
+        if self.started and not self.should_exit:
+            self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stopping = asyncio.get_running_loop().call_later(GOODBYE, self.stop_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            stopping.cancel()
 
 
-def serve(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) -> None:
-    """Serve until interrupted; `ready` is printed once the server listens."""
+def server_of(
+    options: Options,
+    port: int,
+    routes: Sequence[BaseRoute],
+    ready: Callable[[], None],
+    stop_answers: Callable[[], None],
+) -> Server:
+    """A server that runs until interrupted."""
     hosts = Hosts(options.host, port)
     app = Access(Starlette(routes=routes), hosts, LogIns(), PROGRAMS, options.origins)
     config = uvicorn.Config(
@@ -483,6 +511,6 @@ def serve(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) 
         access_log=False,
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=GOODBYE,
+        timeout_graceful_shutdown=ABANDONED,
     )
-    Server(config, ready).run()
+    return Server(config, ready, stop_answers)

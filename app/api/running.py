@@ -118,7 +118,8 @@ class Choice:
         """The piece that a step adds. Raises Cancelled if the app itself stopped the answer."""
         if step.finish == "cancelled":
             raise Cancelled(
-                "The answer was stopped, as another model is being loaded. Ask again in a moment."
+                "The answer was stopped, as the program ends or loads another model. "
+                "Ask again in a moment."
             )
         self.finish = step.finish
         self.waiting += step.tokens[:-1] if step.finish == "eos" else step.tokens

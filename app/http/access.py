@@ -315,7 +315,7 @@ def check(
         )
     found = next((route for route in routes if route.fits(method, path)), None)
     if found is None or ".." in path:
-        raise Refusal(404, f"There is nothing at {path!r} to {method}.")
+        raise Refusal(404, f"There is nothing at {path[:200]!r} to {method}.")
     if not named:
         check_source(found, method, own, headers)
     if found.longest and not (found.programs and "content-length" not in headers):

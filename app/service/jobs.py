@@ -32,10 +32,11 @@ ENDING_SECONDS = 2.0
 """How long to wait for a stopped task to end."""
 
 
-def later(seconds: float, work: Callable[[], None]) -> None:
+def later(seconds: float, work: Callable[[], None]) -> threading.Timer:
     timer = threading.Timer(seconds, work)
     timer.daemon = True
     timer.start()
+    return timer
 
 
 class Stop:
@@ -115,6 +116,8 @@ class Task:
     about: str = ""
     stop: Stop = field(default_factory=Stop)
     target: AnswerTarget | None = None
+    timers: list[threading.Timer] = field(default_factory=list)
+    """Each is a thread that waits to see whether the task hangs, until the task is over."""
 
     def wait(self, until: Callable[[], bool], loading: bool = False) -> Iterator[Waiting]:
         """Wait until `until()` is true; `loading` says that a model is being loaded. Raises
@@ -161,6 +164,8 @@ class Tasks:
                 if not self.known[key]:
                     del self.known[key]
                 self.over.notify_all()
+            for timer in task.timers:
+                timer.cancel()
 
     def stop(self, owner: str, about: str) -> None:
         """Stop the tasks that are requested, waiting or running now, but none requested later."""
@@ -168,7 +173,19 @@ class Tasks:
             tasks = [*self.known.get((owner, about), ()), self.requested.get((owner, about))]
         for task in filter(None, tasks):
             task.stop.set()
-            later(HUNG_SECONDS, partial(self.end_if_hung, task))
+            task.timers.append(later(HUNG_SECONDS, partial(self.end_if_hung, task)))
+
+    def stop_all(self) -> None:
+        with self.lock:
+            known = [*self.known]
+        for owner, about in known:
+            self.stop(owner, about)
+
+    def end_all(self) -> None:
+        """Stop all tasks, and wait up to ENDING_SECONDS until they are over."""
+        self.stop_all()
+        with self.over:
+            self.over.wait_for(lambda: not self.known, ENDING_SECONDS)
 
     def end(self, owner: str, about: str) -> None:
         """Stop a task, and wait up to ENDING_SECONDS until it is over and its work is stored."""

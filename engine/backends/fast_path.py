@@ -78,7 +78,7 @@ def problem(types: Collection[str]) -> str:
             ended = run("engine.backends.fast_path", folder, *sorted(types), seconds=SECONDS)
     except (subprocess.TimeoutExpired, OSError):
         return "cannot be tried"
-    if ended.returncode == RAISED:
+    if ended.returncode in (RAISED, -signal.SIGTERM):  # The latter when the program is ended.
         return "cannot be tried"
     known[name] = f"crashes ({ending(ended.returncode)})" if ended.returncode else ""
     remember(here, known)

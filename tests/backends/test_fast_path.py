@@ -3,6 +3,7 @@
 import ast
 import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_what_cannot_be_tried_is_not_trusted_and_not_remembered(
 ) -> None:
     assert fast_path.problem(["f32", "unheard_of"]) == "cannot be tried"
     monkeypatch.setattr(fast_path, "SECONDS", 0.001)
+    assert fast_path.problem(["f32"]) == "cannot be tried"
+    assert not file.exists()
+
+
+def test_a_trial_that_ends_with_the_program_is_not_remembered(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.CompletedProcess[bytes]([], -signal.SIGTERM)
+    monkeypatch.setattr(fast_path, "run", lambda *arguments, seconds: ended)
     assert fast_path.problem(["f32"]) == "cannot be tried"
     assert not file.exists()
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,15 +49,17 @@ class Running:
     process: "subprocess.Popen[str]"
 
 
-def started(folder: Path, *arguments: str) -> Running:
+def started(folder: Path, *arguments: str, before: str = "") -> Running:
     """The program without a page, once it listens and has a model."""
-    command = [sys.executable, "-c", NO_PAGE, "serve", "--port", "0", "--data-dir", str(folder)]
+    code = before + NO_PAGE
+    command = [sys.executable, "-c", code, "serve", "--port", "0", "--data-dir", str(folder)]
     process = subprocess.Popen(
         [*command, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     said, address = "", ""
     assert process.stdout is not None
@@ -78,6 +81,111 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     assert running.process.stdout is not None
     rest = running.process.stdout.read()
     assert running.process.wait(60) in (0, -15) and "Traceback" not in rest
+    running.process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--dtype", "float8"), ("--head", "/no/head"), ("--model", str(ROOT))]
+)
+def test_it_ends_with_one_message_if_its_model_cannot_be_loaded(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    """What starts it knows by its status. Its output ends once the engine's process has ended."""
+    command = [sys.executable, "-c", NO_PAGE, "serve", "--port", "0", "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        [*command, option, value],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("strata: The") and repr(value) in line
+
+
+GOODBYE = """
+from app.api import routes
+routes.GOODBYE, routes.ABANDONED = {}, 3600
+"""
+"""For how many seconds answers go on once the program is to end."""
+ENDLESS = {
+    "prompt": "Once",
+    "n": 16,
+    "max_tokens": 4000,
+    "guided_regex": "[a-z ]{9000}",
+    "stream": True,
+}
+"""A request whose choices fill the context, one after the other."""
+
+
+@pytest.mark.parametrize("all_of_them", [True, False], ids=["group", "app"])
+def test_a_termination_is_no_crash(tmp_path: Path, all_of_them: bool) -> None:
+    """Systems send the signal to the app, or to all of its processes. An answer that takes too long
+    is stopped, and its program is told."""
+    running = started(tmp_path, "--parallel", "1", before=GOODBYE.format(0))
+    (engine,) = (
+        each
+        for each in psutil.Process(running.process.pid).children()
+        if "resource_tracker" not in " ".join(each.cmdline())
+    )
+    url = f"{running.address}/v1/completions"
+    with httpx.stream("POST", url, json=ENDLESS, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        if all_of_them:
+            os.killpg(running.process.pid, signal.SIGTERM)
+        else:
+            running.process.terminate()
+        last = [line for line in lines if line][-1]
+    assert "The answer was stopped, as the program ends" in last
+    assert running.process.stdout is not None
+    assert running.process.stdout.read().strip() == ""
+    assert running.process.wait(60) == 0 and not engine.is_running()
+    running.process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("output", "option", "words"),
+    [
+        (">&-", ("--dtype", "float8"), "The dtype 'float8' is unknown"),
+        (">/dev/full", (), "The output cannot be written (No space left on device)"),
+    ],
+    ids=["closed", "full"],
+)
+def test_it_runs_with_a_closed_output_and_ends_with_a_full_one(
+    tmp_path: Path, output: str, option: tuple[str, ...], words: str
+) -> None:
+    command = [sys.executable, "-c", NO_PAGE, "serve", "--port", "0", "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {output}', "sh", *command, *option],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("strata: ") and words in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_interrupt_ends_an_answer_at_once(tmp_path: Path) -> None:
+    running = started(tmp_path, "--parallel", "1", before=GOODBYE.format(3600))
+    url = f"{running.address}/v1/completions"
+    with httpx.stream("POST", url, json=ENDLESS, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        running.process.send_signal(signal.SIGINT)
+        with pytest.raises(httpx.TransportError):
+            while httpx.get(f"{running.address}/health", timeout=60):
+                pass
+        running.process.send_signal(signal.SIGINT)
+        last = [line for line in lines if line][-1]
+    assert "The answer was stopped, as the program ends" in last
+    assert running.process.stdout is not None
+    assert running.process.stdout.read().strip() == "" and running.process.wait(60) == 0
     running.process.stdout.close()
 
 

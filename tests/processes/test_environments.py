@@ -47,8 +47,10 @@ def started(
             with build_opener(ProxyHandler({})).open(address) as answer:
                 assert answer.status == 200
         finally:
-            process.kill()
-        return said, process.stderr.read(), None
+            process.terminate()
+        errors = process.stderr.read()
+        assert process.wait(60) == 0
+        return said, errors, None
 
 
 @pytest.mark.soak

@@ -556,7 +556,7 @@ SCRIPT = """
 import os, psutil, signal, sys, time
 sys.path[:0] = [{root!r}]
 from engine.pipe import Process
-from tests.support.piped_object import Slow, Stubborn, Worker
+from tests.support.piped_object import Patient, Slow, Stubborn, Worker
 print("main runs as", __name__, file=sys.stderr, flush=True)
 
 def main():
@@ -687,3 +687,30 @@ except KeyboardInterrupt:
     os.killpg(started.pid, signal.SIGINT)
     lines, err = finish(started)
     assert lines == ["interrupted 3"] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("moment", ["starting", "working", "beforehand"])
+def test_a_termination_of_all_is_for_the_app_to_handle(tmp_path: Path, moment: str) -> None:
+    """The process works until the app ends, and then ends with it."""
+    body = f"""
+signal.signal(signal.SIGTERM, lambda *_: None)
+deaths = []
+one = Process(Patient, on_death=deaths.append)
+if {moment != "starting"}:
+    stream = one.stream("endless")
+    assert next(stream) == 0
+if {moment == "beforehand"}:
+    os.killpg(0, signal.SIGTERM)
+    assert one.call("add", 1) == 2 and next(stream) == 1 and not deaths
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+print(one.pid, flush=True)
+one.call("block")
+"""
+    started = program(tmp_path, body)
+    assert started.stdout is not None
+    pid = int(started.stdout.readline())
+    os.killpg(started.pid, signal.SIGTERM)
+    assert started.wait(LONG) == -signal.SIGTERM and eventually(lambda: gone(pid))
+    _, err = finish(started)
+    assert {"main runs as __main__"} <= set(err.splitlines())
+    assert set(err.splitlines()) <= {"main runs as __main__", "main runs as __mp_main__"}

@@ -574,6 +574,20 @@ def test_no_request_breaks_the_server(
     assert ask(client, text="hello", max_tokens=2).status_code == 200
 
 
+def test_a_number_of_many_digits_is_refused_without_advice_for_python(
+    client: httpx.Client,
+) -> None:
+    found = client.post("/v1/chat/completions", content='{"seed": 1' + "0" * 5000 + "}")
+    assert found.status_code == 400
+    message = found.json()["error"]["message"]
+    assert "5001 digits" in message and "sys." not in message
+
+
+def test_a_long_path_is_quoted_in_part(client: httpx.Client) -> None:
+    found = client.get("/v1/" + "a" * 5000)
+    assert found.status_code == 404 and "/v1/aaa" in found.text and len(found.content) < 500
+
+
 def test_odd_requests_that_make_sense_are_answered(client: httpx.Client) -> None:
     for more in (
         {"temperature": 0, "top_k": 5.0, "seed": 2**63 - 1, "stop": None, "tool_choice": "none"},

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.api.routes import api_of
+from app.arguments import parse
 from app.service.answering import Update
 from app.service.draft_models import LATEST, Candidate, Stacks, amount, sampler_of
 from app.service.preferences import Preferences
@@ -388,6 +390,20 @@ def test_the_chosen_stack_is_loaded_again_at_the_next_start(
     later.unload()
     last = shelf.session(db).stacks
     assert last.restore() == [] and last.drafts == {}
+
+
+def test_programs_are_offered_methods_with_draft_models_once_these_are_loaded(
+    session: Session, shelf: Shelf
+) -> None:
+    api = api_of(session, parse(["serve"]))
+
+    def methods() -> set[str]:
+        return set(api.description()["strata"]["methods"])
+
+    alone = methods()
+    assert {"plain", "auto", "hd"} <= alone and not any("hsd" in name for name in alone)
+    session.stacks.load(shelf.sources("mid", "small"))
+    assert methods() - alone >= {"hsd", "hd+hsd"} and alone <= methods()
 
 
 def test_a_chosen_model_that_is_gone_is_a_notice(

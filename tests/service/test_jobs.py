@@ -90,6 +90,37 @@ def test_a_run_that_continues_after_its_stop_is_reported(monkeypatch: pytest.Mon
     assert not notified.wait(0.1), "it is over"
 
 
+def test_a_stop_leaves_no_thread_once_the_task_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.service.jobs.HUNG_SECONDS", 3600.0)
+    tasks = Tasks()
+    with tasks.begin("ann", "a"):
+        before = {*threading.enumerate()}
+        tasks.stop("ann", "a")
+        started = {*threading.enumerate()} - before
+    watching = [thread for thread in started if isinstance(thread, threading.Timer)]
+    assert watching
+    for thread in watching:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_the_end_of_all_tasks_is_awaited() -> None:
+    tasks, begun, ended = Tasks(), threading.Semaphore(0), list[str]()
+
+    def work(owner: str) -> None:
+        with tasks.begin(owner, "a") as task:
+            begun.release()
+            assert task.stop.event.wait(60)
+            ended.append(owner)
+
+    threads = [threading.Thread(target=work, args=(owner,)) for owner in ("ann", "bob")]
+    for thread in threads:
+        thread.start()
+        assert begun.acquire(timeout=60)
+    tasks.end_all()
+    assert sorted(ended) == ["ann", "bob"] and not tasks.known
+
+
 Work = Callable[[Job[int, str]], str]
 BUSY = ModelError("One runs already.")
 

@@ -227,7 +227,7 @@ def test_a_terminal_tells_of_the_ways_where_fewer_bits_would_help(
 ) -> None:
     machine.parameters = parameters
     session = machine.session(db)
-    cli.load(session, session.models.start("/m/it"), threading.Event())
+    cli.load(session, session.models.start("/m/it"), threading.Event(), cli.report)
     assert ("strata ways measures" in capsys.readouterr().err) is said
 
 

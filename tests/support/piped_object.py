@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from engine import pipe
 from engine.errors import ModelError
 from engine.streams import Stream
 from engine.types import Step, Token
@@ -138,6 +139,7 @@ class Worker:
             os._exit(7)
         if how == "fault":
             ctypes.string_at(0)
+        pipe.FAREWELL = 0.001  # as if the app had stayed for all of it
         os.kill(os.getpid(), signal.Signals[how])
         time.sleep(3600)
 
@@ -251,3 +253,11 @@ class Polite(Worker):
 class Stubborn(Worker):
     def close(self) -> None:
         threading.Event().wait()
+
+
+class Patient(Worker):
+    """Gives the app an hour to end after a SIGTERM."""
+
+    def __init__(self, publish: Callable[[object], None]) -> None:
+        pipe.FAREWELL = 3600.0
+        super().__init__(publish)

@@ -253,7 +253,7 @@ def test_what_the_databases_draft_for_a_small_model_they_learn_only_once() -> No
 @pytest.mark.parametrize("family", [None, Family(ToyBackend(), {})], ids=["none", "empty"])
 @pytest.mark.parametrize("name", ["hsd", "hd+hsd:small", "single:small"])
 def test_a_stack_without_draft_models_is_an_error(name: str, family: Family | None) -> None:
-    with pytest.raises(SettingError, match=f"{re.escape(name)}.*none is loaded.*Stack tab"):
+    with pytest.raises(SettingError, match=f"{re.escape(name)}.*none is loaded.*--drafts.*another"):
         method_named(name).drafters(Databases(), family, Sampling())
 
 
