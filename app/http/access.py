@@ -29,6 +29,7 @@ from app.arguments import FIRST_PORT, PORTS_TRIED, is_local
 from app.http.login import LogIns
 from app.http.problems import encoded, problem
 from engine.errors import SettingError
+from engine.settings import shortened
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
@@ -315,7 +316,7 @@ def check(
         )
     found = next((route for route in routes if route.fits(method, path)), None)
     if found is None or ".." in path:
-        raise Refusal(404, f"There is nothing at {path[:200]!r} to {method}.")
+        raise Refusal(404, f"There is nothing at {shortened(path)} to {method}.")
     if not named:
         check_source(found, method, own, headers)
     if found.longest and not (found.programs and "content-length" not in headers):

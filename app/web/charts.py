@@ -355,7 +355,7 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
     figure = framed("Speedup over plain decoding", "repeat", "times as fast")
     if whole is None and not any(values):
         coming = "This chart will show the speedup of each repeat."
-        unknown = "No draft was accepted, so no speedup is known."
+        unknown = "No draft was accepted or an answer is empty, so no speedup is known."
         return without_axes(figure, unknown if values else coming)
     known = {str(i): value for i, value in enumerate(values, 1) if value is not None}
     if known:

@@ -53,7 +53,7 @@ PART, MOST_PARTS = 256, 64
 TOGETHER = constexpr(4)
 """Parts whose sums are read at the same time."""
 HELD = 2**14
-"""Bytes of the queries that a program holds."""
+"""Bytes of queries that a program of the attention holds at most, unless 16 rows take more."""
 GATE_BLOCK = 1024
 FEW_ROWS = 64
 """Up to so many rows, a product takes the time of reading its weights."""

@@ -36,14 +36,19 @@ def problem(device: torch.device) -> str:
     if find_spec("triton") is None:
         return "Triton is missing, which torch brings along on Linux"
     if before_ampere(device):
-        return "the GPU is older than those for which Triton compiles (compute capability 8.0)"
+        own, least = (".".join(map(str, each)) for each in (capability(device), AMPERE))
+        return f"the GPU has compute capability {own}, and Triton compiles for {least} and later"
     return ""
 
 
 def before_ampere(device: torch.device) -> bool:
     """Whether a device is an NVIDIA GPU of an older generation."""
     found = device.type == "cuda" and torch.cuda.is_available()
-    return found and torch.cuda.get_device_capability(device) < AMPERE
+    return found and capability(device) < AMPERE
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 class FewBits(NamedTuple):
